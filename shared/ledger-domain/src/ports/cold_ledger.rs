@@ -1,0 +1,165 @@
+//! The cold ledger: durable, authoritative, unique.
+
+use async_trait::async_trait;
+
+use super::StoreError;
+use crate::fact::Fact;
+use crate::hash::PayloadHash;
+use crate::ids::RegistrationId;
+use crate::record::{Record, Subject};
+use crate::scope::Tenant;
+use crate::time::Timestamp;
+
+/// What the registering statement decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Registered {
+    /// The registration asked for stands, durable: nothing stood in the window, or this very check's earlier try did.
+    Ours(Box<Record>),
+    /// Another registration stands in its window; this sighting was counted on it.
+    Theirs(Box<Record>),
+}
+
+/// What a batch of facts came to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Persisted {
+    /// The live row of each key of the batch, as `dedup_claim` holds it after the commit.
+    pub claims: Vec<ClaimRow>,
+    /// Registrations found to be false NEWs by this batch, not counting those found before.
+    pub false_new: u64,
+    /// Months that were missing and were created, as `YYYY-MM`: an alarm.
+    pub months_created: Vec<String>,
+}
+
+/// A live row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimRow {
+    /// The key.
+    pub subject: Subject,
+    /// The registration that stands.
+    pub record: Record,
+}
+
+/// Where a page of live rows ends; rows come in the order of their subjects.
+pub type LiveCursor = Subject;
+
+/// A registration in history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HistoryRow {
+    /// The key.
+    pub subject: Subject,
+    /// The registration. Of a stored response history keeps hash, type and length only, so `response` is `None`.
+    pub record: Record,
+    /// The earlier registration whose window this one overlaps under another nonce, where there is one: this row is a
+    /// false NEW.
+    pub false_new_of: Option<RegistrationId>,
+}
+
+/// Where a page ends: the last row shown. Rows come newest first: by (first seen, registration id), descending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// Its first sighting.
+    pub first_seen_at: Timestamp,
+    /// Its registration.
+    pub registration_id: RegistrationId,
+}
+
+/// A search in history. `from` is inclusive, `to` exclusive, both on the first sighting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HistoryQuery {
+    /// First sighted at or after.
+    pub from: Timestamp,
+    /// First sighted before.
+    pub to: Timestamp,
+    /// Only rows older than this one.
+    pub after: Option<Position>,
+    /// At most so many rows, 1 to 1,000.
+    pub limit: usize,
+}
+
+/// A page of history, newest first.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HistoryPage {
+    /// The rows.
+    pub rows: Vec<HistoryRow>,
+    /// Whether older rows follow.
+    pub more: bool,
+}
+
+/// The cold ledger: `dedup_ledger`, history, and `dedup_claim`, what is inside its window.
+///
+/// # Contract
+/// - `Ok` is durable and seen by every handle on the same place.
+/// - Of one key's overlapping registrations the greater [`Record::standing`] stands in `dedup_claim`, whatever the order of
+///   arrival; history keeps all. Rows of one registration merge as [`Record::merge`] does, in both tables.
+/// - A **false NEW** is a registration whose window overlaps an earlier one's of the same key under another nonce. Both rows
+///   are kept, the later one names the least earlier one it overlaps, and it is reported once, in either order of arrival.
+/// - A call is one transaction: all of it or nothing.
+/// - Keys compare byte by byte; a text never meets a tuple.
+#[async_trait]
+pub trait ColdLedger: Send + Sync {
+    /// The registering statement: decides and writes claim and history at once. Among concurrent calls on one key inside one
+    /// window exactly one gets [`Registered::Ours`] under its own nonce.
+    ///
+    /// `wanted` is the confirmed record of the registration asked for; its `first_seen_at` is *now*. A row whose window is over
+    /// at that time is replaced. A row with the wanted nonce is this check's own, not a sighting, and comes back as
+    /// [`Registered::Ours`] with the registration that stands, as long as `replay_seconds` have not gone by since it was won.
+    ///
+    /// # Errors
+    /// [`StoreError`]; repeating with the same record after [`StoreError::MayHaveHappened`] is safe.
+    async fn register(&self, subject: &Subject, wanted: &Record, replay_seconds: u64)
+    -> Result<Registered, StoreError>;
+
+    /// Merges facts into both tables. Facts may repeat and be of any order; several of one registration, or of one key, may
+    /// be in one batch. A missing month is created.
+    ///
+    /// # Errors
+    /// [`StoreError::Rejected`] where some fact's content is refused (its first sighting lies outside what months are made
+    /// for): nothing was written, and the others may succeed without it.
+    async fn persist(&self, facts: &[Fact], now: Timestamp) -> Result<Persisted, StoreError>;
+
+    /// Live rows whose window is not over at `now`, in the order of their subjects, after `cursor`.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the ledger does not answer.
+    async fn live(
+        &self,
+        now: Timestamp,
+        cursor: Option<&LiveCursor>,
+        limit: usize,
+    ) -> Result<Vec<ClaimRow>, StoreError>;
+
+    /// History of one key.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the ledger does not answer.
+    async fn by_key(&self, subject: &Subject, query: &HistoryQuery) -> Result<HistoryPage, StoreError>;
+
+    /// History of one tenant's payload, by its hash.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the ledger does not answer.
+    async fn by_hash(
+        &self,
+        tenant: &Tenant,
+        payload: &PayloadHash,
+        query: &HistoryQuery,
+    ) -> Result<HistoryPage, StoreError>;
+
+    /// Notes that every fact enqueued before `at` is in the tables. Never moves back.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the ledger does not answer.
+    async fn note_drained(&self, at: Timestamp) -> Result<(), StoreError>;
+
+    /// The time up to which facts are in the tables, as last noted; `None` if never.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the ledger does not answer.
+    async fn drained_until(&self) -> Result<Option<Timestamp>, StoreError>;
+
+    /// The ledger's own time; also shows that it answers.
+    ///
+    /// # Errors
+    /// [`StoreError`] where it does not answer.
+    async fn time(&self) -> Result<Timestamp, StoreError>;
+}

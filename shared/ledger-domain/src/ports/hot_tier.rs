@@ -1,0 +1,145 @@
+//! The hot tier: fast and atomic; may forget.
+
+use async_trait::async_trait;
+
+use super::StoreError;
+use crate::digest::Slot;
+use crate::hash::PayloadHash;
+use crate::record::Record;
+use crate::time::Timestamp;
+use crate::transition::{Counted, Found, Guard, Swapped};
+
+/// Win a key: write a PENDING where nothing stands.
+#[derive(Debug, Clone)]
+pub struct Begin {
+    /// The key.
+    pub slot: Slot,
+    /// The PENDING to write; it holds all of its fact.
+    pub pending: Record,
+    /// How long it holds, in milliseconds from now; the store drops it [`crate::EPSILON_MS`] × 2 later.
+    pub ttl_ms: u64,
+}
+
+/// What came of [`Begin`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Begun {
+    /// Written: nothing stood there.
+    Won,
+    /// Not written: this stands there. Never [`Found::Absent`].
+    Present(Found),
+}
+
+/// Write a settled record where the first PENDING of `guard` stands.
+#[derive(Debug, Clone)]
+pub struct Settle {
+    /// The key.
+    pub slot: Slot,
+    /// The PENDING that was won.
+    pub guard: Guard,
+    /// What is to stand there; its expiry becomes its window's end and 2 ε.
+    pub settled: Record,
+}
+
+/// Count one more sighting.
+#[derive(Debug, Clone)]
+pub struct Count {
+    /// The key.
+    pub slot: Slot,
+    /// The record that was read.
+    pub guard: Guard,
+    /// When it was sighted.
+    pub now: Timestamp,
+    /// With which payload.
+    pub payload: PayloadHash,
+    /// The record as read, so that a tier need not send it back whole.
+    pub read: Record,
+}
+
+/// Replace a record whose window is over by a new PENDING.
+#[derive(Debug, Clone)]
+pub struct Replace {
+    /// The key.
+    pub slot: Slot,
+    /// The record that was read.
+    pub guard: Guard,
+    /// The PENDING to write in its place.
+    pub pending: Record,
+    /// As in [`Begin`].
+    pub ttl_ms: u64,
+}
+
+/// Let go of a first PENDING whose fact was refused.
+#[derive(Debug, Clone)]
+pub struct Release {
+    /// The key.
+    pub slot: Slot,
+    /// The PENDING that was won.
+    pub guard: Guard,
+}
+
+/// Heal a key from its durable row.
+#[derive(Debug, Clone)]
+pub struct Heal {
+    /// The key.
+    pub slot: Slot,
+    /// The row as `dedup_claim` holds it; its window is not over.
+    pub row: Record,
+}
+
+/// What the tier says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HotHealth {
+    /// Whether a miss proves that nothing stands there: it never evicts, and has not.
+    pub complete: bool,
+    /// What speaks against it, in words for an operator; empty where `complete`.
+    pub problems: Vec<String>,
+}
+
+/// The hot tier.
+///
+/// # Contract
+/// - One value per slot, always with an expiry. Every operation on a slot is atomic and does what the function of
+///   [`crate::transition`] of the same name does; concurrent operations on one slot have an order.
+/// - A write is seen by every handle on the same place once its result is returned.
+/// - The tier may forget any value at any time (fail-over, flush), but says so in [`HotTier::health`] where it can know it.
+///   It never returns a value that nobody wrote.
+/// - A value of an unknown version, or a damaged one, is [`Found::Unreadable`] and is never overwritten.
+/// - A batch is sent at once, not one round trip after another. Its results stand in the order of its requests, and requests
+///   on one slot take effect in that order. An item's failure is its own.
+/// - A record expires at its window's end and 2 ε, a PENDING at its deadline and 2 ε: never before the clock says so.
+/// - With no room left, writes are refused ([`StoreError::DidNotHappen`]); nothing that stands is dropped for them.
+#[async_trait]
+pub trait HotTier: Send + Sync {
+    /// Wins keys. One command each.
+    async fn begin(&self, requests: &[Begin]) -> Vec<Result<Begun, StoreError>>;
+
+    /// Settles first PENDINGs. Repeating one that was done is [`Swapped::Done`] again.
+    async fn settle(&self, requests: &[Settle]) -> Vec<Result<Swapped, StoreError>>;
+
+    /// Counts sightings, each exactly once per call; a call whose reply was lost may have counted.
+    async fn count(&self, requests: &[Count]) -> Vec<Result<Counted, StoreError>>;
+
+    /// Replaces records whose window is over.
+    async fn replace(&self, requests: &[Replace]) -> Vec<Result<Swapped, StoreError>>;
+
+    /// Removes first PENDINGs; anything else stays as it is.
+    async fn release(&self, requests: &[Release]) -> Vec<Result<(), StoreError>>;
+
+    /// Reads, changing nothing: a peek is never a registration.
+    async fn read(&self, slots: &[Slot]) -> Vec<Result<Found, StoreError>>;
+
+    /// Heals from durable rows. `true` where the row was written.
+    async fn heal(&self, requests: &[Heal]) -> Vec<Result<bool, StoreError>>;
+
+    /// The tier's own time, the reference of the ledger clock.
+    ///
+    /// # Errors
+    /// [`StoreError`] where it does not answer.
+    async fn time(&self) -> Result<Timestamp, StoreError>;
+
+    /// What the tier says of itself now.
+    ///
+    /// # Errors
+    /// [`StoreError`] where it does not answer.
+    async fn health(&self) -> Result<HotHealth, StoreError>;
+}

@@ -1,0 +1,21 @@
+//! What the domain asks of the outside. Each port's doc comment is its contract, in terms a test can check; one
+//! conformance suite per port runs over every implementation.
+//!
+//! There is no common `Store`: the tiers make different promises. A trait stands here because a production and an
+//! embedded implementation pass one written contract.
+
+mod clock;
+mod cold_ledger;
+mod control_plane;
+mod error;
+mod event_queue;
+mod hot_tier;
+
+pub use clock::{Clock, ClockUnknown, Entropy};
+pub use cold_ledger::{
+    ClaimRow, ColdLedger, HistoryPage, HistoryQuery, HistoryRow, LiveCursor, Persisted, Position, Registered,
+};
+pub use control_plane::{ControlPlane, PolicySource};
+pub use error::StoreError;
+pub use event_queue::{Delivery, EventQueue, FactSink, QueueConsumer, QueueDepth};
+pub use hot_tier::{Begin, Begun, Count, Heal, HotHealth, HotTier, Release, Replace, Settle};
