@@ -148,7 +148,8 @@ pub enum Undecided {
     /// The scope's policy is not known, or too old.
     #[error("the scope's policy is not known")]
     Policy,
-    /// The record is in a state that this release cannot continue (a claim whose lease is over).
-    #[error("the record waits for a take-over, which this release does not make")]
-    TakeOver,
+    /// The record is in a state that this release does not continue: a claim that failed or whose lease is over, an act
+    /// that is not durable yet, or a value of an unknown version that the cold ledger does not know either.
+    #[error("the record is in a state that this release does not continue")]
+    Unsupported,
 }

@@ -109,6 +109,18 @@ pub trait ColdLedger: Send + Sync {
     async fn register(&self, subject: &Subject, wanted: &Record, replay_seconds: u64)
     -> Result<Registered, StoreError>;
 
+    /// Counts a sighting on the registration that stands, registering nothing: `None` where none stands in its window at
+    /// `sighted.first_seen_at`. A row with `sighted`'s nonce is answered as by [`ColdLedger::register`].
+    ///
+    /// # Errors
+    /// [`StoreError`]; a call whose reply was lost may have counted.
+    async fn sight(
+        &self,
+        subject: &Subject,
+        sighted: &Record,
+        replay_seconds: u64,
+    ) -> Result<Option<Registered>, StoreError>;
+
     /// Merges facts into both tables. Facts may repeat and be of any order; several of one registration, or of one key, may
     /// be in one batch. A missing month is created.
     ///

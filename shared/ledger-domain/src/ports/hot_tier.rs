@@ -95,6 +95,13 @@ pub struct HotHealth {
     pub problems: Vec<String>,
 }
 
+/// What this process last heard of the hot tier's health, for the hot path: no I/O.
+pub trait HotTrust: Send + Sync {
+    /// Whether a miss proves that nothing stands there. `false` where the last [`HotHealth`] says otherwise or is too old;
+    /// each miss is then settled in the cold ledger.
+    fn vouches_for_misses(&self) -> bool;
+}
+
 /// The hot tier.
 ///
 /// # Contract

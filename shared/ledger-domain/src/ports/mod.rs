@@ -18,4 +18,4 @@ pub use cold_ledger::{
 pub use control_plane::{ControlPlane, PolicySource};
 pub use error::StoreError;
 pub use event_queue::{Delivery, EventQueue, FactSink, QueueConsumer, QueueDepth};
-pub use hot_tier::{Begin, Begun, Count, Heal, HotHealth, HotTier, Release, Replace, Settle};
+pub use hot_tier::{Begin, Begun, Count, Heal, HotHealth, HotTier, HotTrust, Release, Replace, Settle};

@@ -1,0 +1,205 @@
+//! The main job: has this been seen before?
+//!
+//! [`Ledger::check`] takes one check or a batch. `decide` orders the tiers, `judge` holds the rules that need no tier.
+
+mod decide;
+mod judge;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::digest::{Slot, nonce_of};
+use crate::hash::PayloadHash;
+use crate::ids::Nonce;
+use crate::policy::Policy;
+use crate::ports::{Clock, ColdLedger, Entropy, EventQueue, FactSink, HotTier, HotTrust, PolicySource};
+use crate::record::Subject;
+use crate::text::{Invalid, Principal, RequestId, SourceService};
+use crate::verdict::{Refusal, Undecided, Verdict};
+
+/// One question: has this (scope, key) been seen before?
+#[derive(Debug, Clone)]
+pub struct Check {
+    /// The message.
+    pub subject: Subject,
+    /// SHA-256 of its payload.
+    pub payload: PayloadHash,
+    /// The window asked for, in seconds; the scope's policy gives the default and the bounds.
+    pub ttl_seconds: Option<u64>,
+    /// Who asks, as it names itself.
+    pub source_service: Option<SourceService>,
+    /// Unique per delivery attempt, so that the caller's own retry gets its answer again.
+    pub request_id: Option<RequestId>,
+    /// Who asks, as the gateway vouches for it.
+    pub principal: Principal,
+}
+
+/// The most checks in one batch.
+pub const BATCH_MAX: usize = 100;
+
+/// The tiers and what else a decision needs.
+pub struct Ledger {
+    /// Decides.
+    pub hot: Arc<dyn HotTier>,
+    /// Whether a hot miss can be believed.
+    pub trust: Arc<dyn HotTrust>,
+    /// Makes registrations durable.
+    pub queue: Arc<dyn EventQueue>,
+    /// Takes the facts about repeats, for which nobody waits.
+    pub repeats: Arc<dyn FactSink>,
+    /// Settles what the hot tier cannot; a deployment without it answers 503 there.
+    pub cold: Option<Arc<dyn ColdLedger>>,
+    /// The scopes' policies.
+    pub policies: Arc<dyn PolicySource>,
+    /// Ledger time.
+    pub clock: Arc<dyn Clock>,
+    /// Registration ids, and nonces for checks without a `requestId`.
+    pub entropy: Arc<dyn Entropy>,
+    /// What this process has answered.
+    pub counters: Counters,
+}
+
+impl std::fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ledger").field("counters", &self.counters).finish_non_exhaustive()
+    }
+}
+
+/// What this process has answered since it started. Each is a plain sum; a log line or metric is made from the verdict.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// NEW, replays not included.
+    pub new: AtomicU64,
+    /// A caller's own answer given again.
+    pub replayed: AtomicU64,
+    /// SEEN.
+    pub seen: AtomicU64,
+    /// SEEN with another payload than the first.
+    pub drift: AtomicU64,
+    /// SEEN by a client that sends a constant `requestId`.
+    pub constant_request_id: AtomicU64,
+    /// NEW with `durable: false`.
+    pub not_durable: AtomicU64,
+    /// NEW whose confirmation was lost or too late: a possible false NEW until the cold writer heals it.
+    pub confirm_lost: AtomicU64,
+    /// No tier could decide: 503.
+    pub undecided: AtomicU64,
+}
+
+impl Counters {
+    /// The counters by name, for a report.
+    #[must_use]
+    pub fn snapshot(&self) -> [(&'static str, u64); 8] {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        [
+            ("new", get(&self.new)),
+            ("replayed", get(&self.replayed)),
+            ("seen", get(&self.seen)),
+            ("drift", get(&self.drift)),
+            ("constantRequestId", get(&self.constant_request_id)),
+            ("notDurable", get(&self.not_durable)),
+            ("confirmLost", get(&self.confirm_lost)),
+            ("undecided", get(&self.undecided)),
+        ]
+    }
+
+    fn count(&self, answer: &Result<Verdict, Refusal>) {
+        let add = |counter: &AtomicU64| {
+            counter.fetch_add(1, Ordering::Relaxed);
+        };
+        match answer {
+            Ok(Verdict::New(new)) => {
+                add(if new.replayed { &self.replayed } else { &self.new });
+                if !new.durable {
+                    add(&self.not_durable);
+                } else if !new.confirmed {
+                    add(&self.confirm_lost);
+                }
+            }
+            Ok(Verdict::Seen(seen)) => {
+                add(&self.seen);
+                if seen.payload_hash_drift {
+                    add(&self.drift);
+                }
+                if seen.constant_request_id {
+                    add(&self.constant_request_id);
+                }
+            }
+            Err(Refusal::Undecided(_)) => add(&self.undecided),
+            Err(Refusal::Invalid(_)) => {}
+        }
+    }
+}
+
+/// A check with all that is decided about it before a tier is asked.
+struct Prepared<'a> {
+    check: &'a Check,
+    slot: Slot,
+    nonce: Nonce,
+    policy: Policy,
+    window_seconds: u64,
+}
+
+impl Ledger {
+    /// Decides checks, each on its own: one that is refused does not fail the others. Answers stand in the order of the
+    /// checks. Repeats of one key inside a batch are decided in order, and one whose first could not be decided inherits its
+    /// refusal.
+    pub async fn check(&self, checks: &[Check]) -> Vec<Result<Verdict, Refusal>> {
+        let mut answers: Vec<Option<Result<Verdict, Refusal>>> = Vec::new();
+        answers.resize_with(checks.len(), || None);
+        let mut first_of: HashMap<Slot, usize> = HashMap::with_capacity(checks.len());
+        let mut firsts = Vec::with_capacity(checks.len());
+        let mut repeats = Vec::new();
+        for (at, check) in checks.iter().enumerate() {
+            match self.prepare(check) {
+                Err(refusal) => answers[at] = Some(Err(refusal)),
+                Ok(prepared) => match first_of.get(&prepared.slot) {
+                    Some(first) => repeats.push((at, *first, prepared)),
+                    None => {
+                        first_of.insert(prepared.slot, at);
+                        firsts.push((at, prepared));
+                    }
+                },
+            }
+        }
+        self.decide_into(&mut answers, firsts).await;
+        let mut decidable = Vec::with_capacity(repeats.len());
+        for (at, first, prepared) in repeats {
+            match &answers[first] {
+                Some(Err(refusal)) => answers[at] = Some(Err(refusal.clone())),
+                Some(Ok(_)) | None => decidable.push((at, prepared)),
+            }
+        }
+        if !decidable.is_empty() {
+            self.decide_into(&mut answers, decidable).await;
+        }
+        let answers: Vec<_> =
+            answers.into_iter().map(|answer| answer.unwrap_or(Err(Undecided::Contended.into()))).collect();
+        for answer in &answers {
+            self.counters.count(answer);
+        }
+        answers
+    }
+
+    async fn decide_into(&self, answers: &mut [Option<Result<Verdict, Refusal>>], items: Vec<(usize, Prepared<'_>)>) {
+        let (places, prepared): (Vec<_>, Vec<_>) = items.into_iter().unzip();
+        for (at, answer) in places.into_iter().zip(self.decide(&prepared).await) {
+            answers[at] = Some(answer.map_err(Refusal::from));
+        }
+    }
+
+    fn prepare<'a>(&self, check: &'a Check) -> Result<Prepared<'a>, Refusal> {
+        let policy = self.policies.policy(&check.subject.scope).ok_or(Undecided::Policy)?;
+        let window_seconds = policy.window_seconds(check.ttl_seconds)?;
+        let nonce = match &check.request_id {
+            Some(request_id) => nonce_of(&check.principal, request_id, &check.payload, "plain"),
+            None if policy.require_request_id => {
+                return Err(Invalid::new("requestId", "a requestId, which the scope's policy requires").into());
+            }
+            None => Nonce::from_bytes(self.entropy.eight_bytes()),
+        };
+        let slot = Slot::of(&check.subject.scope, &check.subject.key);
+        Ok(Prepared { check, slot, nonce, policy, window_seconds })
+    }
+}
