@@ -85,7 +85,7 @@ impl Writer {
         };
         let (places, facts): (Vec<_>, Vec<_>) = facts.into_iter().unzip();
         // Depth first over halves, so that a refused fact is found in log2(n) steps and fails alone.
-        let mut open = Vec::from([0..facts.len()]);
+        let mut open: Vec<_> = std::iter::once(0..facts.len()).collect();
         while let Some(range) = open.pop() {
             match self.cold.persist(&facts[range.clone()], now).await {
                 Ok(persisted) => {

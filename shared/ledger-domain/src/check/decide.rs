@@ -20,7 +20,7 @@ use super::{Ledger, Prepared};
 use crate::fact::Fact;
 use crate::ids::RegistrationId;
 use crate::policy::ConfirmMiss;
-use crate::ports::{Begin, Begun, Count, Registered, Release, Replace, Settle, StoreError};
+use crate::ports::{Begin, Begun, Count, Registered, Release, Replace, Settle, StoreError, chain};
 use crate::record::{Record, State};
 use crate::time::Timestamp;
 use crate::transition::{Counted, Found, Guard, Swapped};
@@ -69,8 +69,9 @@ struct Item<'p, 'c> {
 
 impl Item<'_, '_> {
     /// The hot tier did not answer: try once more, then say so.
-    fn hot_tier_failed(&mut self, again: Step) {
+    fn hot_tier_failed(&mut self, error: &StoreError, again: Step) {
         self.failures += 1;
+        tracing::warn!(error = chain(error), failures = self.failures, "the hot tier did not answer");
         self.step = if self.failures < TRIES { again } else { Step::Done(Err(Undecided::HotTier)) };
     }
 
@@ -183,7 +184,7 @@ impl Ledger {
                 Ok(Begun::Won) => items[at].step = Step::Register { pending: request.pending, replayed: false },
                 Ok(Begun::Present(found)) => items[at].step = Step::Judge(found),
                 // It may stand there now: the nonce tells, so asking again is safe.
-                Err(_) => items[at].hot_tier_failed(Step::Begin),
+                Err(error) => items[at].hot_tier_failed(&error, Step::Begin),
             }
         }
     }
@@ -234,7 +235,7 @@ impl Ledger {
             match result {
                 Ok(Swapped::Done) => items[at].step = Step::Register { pending: request.pending, replayed: false },
                 Ok(Swapped::Moved(found)) => items[at].moved(found),
-                Err(_) => items[at].hot_tier_failed(Step::Begin),
+                Err(error) => items[at].hot_tier_failed(&error, Step::Begin),
             }
         }
     }
@@ -324,12 +325,15 @@ impl Ledger {
             for (place, result) in open.into_iter().zip(results) {
                 match result {
                     Ok(()) => sent[place] = Sent::Durable,
-                    Err(StoreError::MayHaveHappened { .. }) => {
+                    Err(error @ StoreError::MayHaveHappened { .. }) => {
+                        tracing::warn!(error = chain(&error), "a fact may not be durable");
                         sent[place] = Sent::Unknown;
                         unknown.push(place);
                     }
                     // Refused now, but an earlier try may have happened: still not known.
-                    Err(StoreError::DidNotHappen { .. } | StoreError::Rejected { .. }) => {}
+                    Err(error @ (StoreError::DidNotHappen { .. } | StoreError::Rejected { .. })) => {
+                        tracing::warn!(error = chain(&error), "the queue refused a fact");
+                    }
                 }
             }
             open = unknown;
@@ -363,7 +367,10 @@ impl Ledger {
                 match result {
                     Ok(Swapped::Done) => done[place] = true,
                     Ok(Swapped::Moved(_)) => {}
-                    Err(_) => failed.push(place),
+                    Err(error) => {
+                        tracing::warn!(error = chain(&error), "a registration may not be settled in the hot tier");
+                        failed.push(place);
+                    }
                 }
             }
             open = failed;
@@ -397,7 +404,7 @@ impl Ledger {
                     // The same registration and nonce: a first try that happened is recognised.
                     result = cold.register(subject, &wanted, replay_seconds).await;
                 }
-                result.map_err(|_| Undecided::ColdLedger)
+                result.map_err(|error| cold_ledger_failed(&error))
             }
         }))
         .await;
@@ -457,7 +464,7 @@ impl Ledger {
                 }
                 Ok(Counted::Moved(found)) => item.moved(found),
                 // Perhaps counted: asking again may count twice, which a lost reply is allowed to.
-                Err(_) => item.hot_tier_failed(Step::Count(request.read)),
+                Err(error) => item.hot_tier_failed(&error, Step::Count(request.read)),
             }
         }
     }
@@ -472,7 +479,7 @@ impl Ledger {
                 let prepared = item.prepared;
                 let sighted = item.pending(now).confirmed();
                 let found = cold.sight(&prepared.check.subject, &sighted, prepared.policy.replay_seconds).await;
-                match found.map_err(|_| Undecided::ColdLedger)? {
+                match found.map_err(|error| cold_ledger_failed(&error))? {
                     Some(registered) => cold_answer(prepared, item.registration_id, &registered, true, now),
                     None => Err(Undecided::Unsupported),
                 }
@@ -493,7 +500,7 @@ impl Ledger {
         for (at, result) in waiting.into_iter().zip(results) {
             match result {
                 Ok(found) => items[at].step = Step::Judge(found),
-                Err(_) => items[at].hot_tier_failed(Step::Wait),
+                Err(error) => items[at].hot_tier_failed(&error, Step::Wait),
             }
         }
     }
@@ -524,6 +531,11 @@ fn cold_answer(
             seen_verdict(record, &prepared.check.payload, prepared.nonce, now, DecidedBy::Cold)
         }
     }
+}
+
+fn cold_ledger_failed(error: &StoreError) -> Undecided {
+    tracing::warn!(error = chain(error), "the cold ledger was needed and did not answer");
+    Undecided::ColdLedger
 }
 
 /// Facts about repeats leave the response's body out.

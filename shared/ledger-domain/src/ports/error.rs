@@ -60,3 +60,16 @@ impl StoreError {
         Self::Rejected { operation, source: Arc::from(source.into()) }
     }
 }
+
+/// An error with all its causes, for a log line.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        cause = inner.source();
+    }
+    text
+}

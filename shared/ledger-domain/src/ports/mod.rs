@@ -16,6 +16,6 @@ pub use cold_ledger::{
     ClaimRow, ColdLedger, HistoryPage, HistoryQuery, HistoryRow, LiveCursor, Persisted, Position, Registered,
 };
 pub use control_plane::{ControlPlane, PolicySource};
-pub use error::StoreError;
+pub use error::{StoreError, chain};
 pub use event_queue::{Delivery, EventQueue, FactSink, QueueConsumer, QueueDepth};
 pub use hot_tier::{Begin, Begun, Count, Heal, HotHealth, HotTier, HotTrust, Release, Replace, Settle};

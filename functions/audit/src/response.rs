@@ -1,0 +1,103 @@
+//! From a page of messages to JSON.
+
+use ledger_domain::search::{self, Message};
+use ledger_domain::{State, Timestamp};
+use serde::Serialize;
+
+use crate::request::token;
+
+/// A page on the wire.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Page {
+    messages: Vec<WireMessage>,
+    next: Option<String>,
+    /// By hash only: the time up to which facts are in the cold ledger; `null` where that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    as_of: Option<Option<String>>,
+    /// Tiers that did not answer, so that what only they know is missing here.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    missing: Vec<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WireMessage {
+    scope: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_parts: Option<Vec<String>>,
+    payload_sha256: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source_service: Option<String>,
+    first_seen_at: String,
+    last_seen_at: String,
+    window_ends_at: String,
+    retry_count: u32,
+    state: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attempt: Option<u16>,
+    registration_id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drift: Option<WireDrift>,
+    /// The registration that this one repeats: it was answered NEW although that one's window was running.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    false_new_of: Option<String>,
+    location: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WireDrift {
+    count: u32,
+    last_payload_sha256: String,
+    last_at: String,
+}
+
+impl Page {
+    /// Of a page of messages.
+    pub(crate) fn of(page: search::Page) -> Self {
+        Self {
+            messages: page.messages.into_iter().map(wire).collect(),
+            next: page.next.map(token),
+            as_of: None,
+            missing: if page.hot_missing { vec!["hot"] } else { Vec::new() },
+        }
+    }
+
+    /// The same, with the time up to which the cold ledger knows.
+    pub(crate) fn with_as_of(self, as_of: Option<Timestamp>) -> Self {
+        Self { as_of: Some(as_of.map(|at| at.to_string())), ..self }
+    }
+}
+
+fn wire(message: Message) -> WireMessage {
+    let Message { subject, record, location, false_new_of } = message;
+    let key_parts = subject.key.to_parts();
+    let attempt = match record.state {
+        State::Pending | State::Registered => None,
+        State::InProgress | State::Failed | State::Resolved => Some(record.attempt),
+    };
+    WireMessage {
+        scope: subject.scope.to_string(),
+        key: key_parts.is_none().then(|| subject.key.to_string()),
+        key_parts,
+        payload_sha256: record.payload_hash.to_string(),
+        source_service: record.source_service.map(|source| source.to_string()),
+        first_seen_at: record.first_seen_at.to_string(),
+        last_seen_at: record.last_seen_at.to_string(),
+        window_ends_at: record.window_ends_at.to_string(),
+        retry_count: record.retry_count,
+        state: record.state.as_str(),
+        attempt,
+        registration_id: record.registration_id.to_string(),
+        drift: record.drift.map(|drift| WireDrift {
+            count: drift.count,
+            last_payload_sha256: drift.last_hash.to_string(),
+            last_at: drift.last_at.to_string(),
+        }),
+        false_new_of: false_new_of.map(|id| id.to_string()),
+        location: location.as_str(),
+    }
+}

@@ -1,0 +1,48 @@
+//! Running an axum router on Lambda, one request at a time or several (`AWS_LAMBDA_MAX_CONCURRENCY`).
+
+use std::convert::Infallible;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use http::Request;
+use lambda_http::{RequestExt, run_concurrent, service_fn};
+use tower::ServiceExt;
+
+use super::Caller;
+use crate::freshness::Freshness;
+
+/// The largest response, in bytes: what Lambda itself takes.
+const RESPONSE_MAX_BYTES: usize = 6 * 1024 * 1024;
+
+/// Runs `router` on the Lambda runtime until it ends. Before each request, `freshness` asks again for what is too old.
+///
+/// # Errors
+/// Where the runtime API cannot be reached.
+pub async fn run(router: Router, freshness: Freshness) -> Result<(), lambda_http::Error> {
+    run_concurrent(service_fn(move |event: lambda_http::Request| {
+        let (router, freshness) = (router.clone(), freshness.clone());
+        async move {
+            freshness.ensure().await;
+            Ok::<_, Infallible>(answer(router, event).await)
+        }
+    }))
+    .await
+}
+
+async fn answer(router: Router, event: lambda_http::Request) -> http::Response<lambda_http::Body> {
+    let caller = event.request_context_ref().and_then(Caller::of);
+    let (mut parts, body) = event.into_parts();
+    if let Some(caller) = caller {
+        parts.extensions.insert(caller);
+    }
+    let request = Request::from_parts(parts, Body::from(body.as_ref().to_vec()));
+    let Ok(response) = router.oneshot(request).await;
+    let (parts, body) = response.into_parts();
+    // Our own responses are in memory already: collecting them cannot fail.
+    let bytes = to_bytes(body, RESPONSE_MAX_BYTES).await.unwrap_or_default();
+    let body = match String::from_utf8(bytes.to_vec()) {
+        Ok(text) => lambda_http::Body::Text(text),
+        Err(error) => lambda_http::Body::Binary(error.into_bytes()),
+    };
+    http::Response::from_parts(parts, body)
+}
