@@ -1,2 +1,3 @@
 //! x
+mod server;
 fn main() {}

@@ -5,6 +5,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ledger_domain::ports::{HistoryQuery, Position};
 use ledger_domain::{Invalid, MessageKey, PayloadHash, RegistrationId, Scope, Subject, Tenant, Timestamp};
 use ledger_lambda::http::{Kind, Problem};
+use percent_encoding::percent_decode_str;
 
 use crate::App;
 
@@ -121,24 +122,28 @@ fn position(token: &str) -> Option<Position> {
 }
 
 /// The parameters of a query string, decoded.
-struct Parameters(Vec<(String, String)>);
+struct Parameters(Vec<(&'static str, String)>);
 
 impl Parameters {
     fn read(query: &str) -> Result<Self, Invalid> {
-        let pairs: Vec<_> = url::form_urlencoded::parse(query.as_bytes()).into_owned().collect();
-        if let Some((name, _)) = pairs.iter().find(|(name, _)| !KNOWN.contains(&name.as_str())) {
-            let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
-            return Err(Invalid::new(name, format!("one of {}", KNOWN.join(", "))));
-        }
-        // Decoding puts U+FFFD for what is no UTF-8: such a key was never stored, and must not find another.
-        if let Some((name, _)) = pairs.iter().find(|(_, value)| value.contains('\u{fffd}')) {
-            return Err(Invalid::new(name.as_str(), "percent-encoded UTF-8"));
+        let mut pairs = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let Some(name) = KNOWN.into_iter().find(|known| *known == name) else {
+                let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+                return Err(Invalid::new(name, format!("one of {}", KNOWN.join(", "))));
+            };
+            // Strictly: what is no UTF-8 was never stored, and must not be mended into another key.
+            let value = value.replace('+', " ");
+            let value = percent_decode_str(&value).decode_utf8();
+            let value = value.map_err(|_| Invalid::new(name, "percent-encoded UTF-8"))?;
+            pairs.push((name, value.into_owned()));
         }
         Ok(Self(pairs))
     }
 
     fn all(&self, name: &str) -> impl Iterator<Item = &str> {
-        self.0.iter().filter(move |(field, _)| field == name).map(|(_, value)| value.as_str())
+        self.0.iter().filter(move |(field, _)| *field == name).map(|(_, value)| value.as_str())
     }
 
     fn one<'a>(&'a self, name: &'a str) -> Result<Option<&'a str>, Invalid> {
