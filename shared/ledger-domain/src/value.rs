@@ -52,11 +52,7 @@ pub struct Unreadable;
 #[must_use]
 pub fn encode(record: &Record) -> Vec<u8> {
     let mut out = Vec::with_capacity(FIXED_LEN);
-    out.push(VERSION);
-    out.push(state_code(record.state));
-    out.extend_from_slice(record.registration_id.as_bytes());
-    out.extend_from_slice(&record.attempt.to_be_bytes());
-    out.extend_from_slice(record.nonce.as_bytes());
+    out.extend_from_slice(&identity(record.state, record.registration_id, record.attempt, record.nonce));
     out.extend_from_slice(&record.retry_count.to_be_bytes());
     push_time(&mut out, record.last_seen_at);
     push_time(&mut out, record.first_seen_at);
@@ -96,6 +92,18 @@ pub fn encode(record: &Record) -> Vec<u8> {
         out.extend_from_slice(&response.body);
     }
     out[FLAGS_OFFSET] = flags;
+    out
+}
+
+/// The first [`IDENTITY_LEN`] bytes of a record that is `state`, of this registration, attempt and winning check.
+#[must_use]
+pub fn identity(state: State, registration_id: RegistrationId, attempt: u16, nonce: Nonce) -> [u8; IDENTITY_LEN] {
+    let mut out = [0; IDENTITY_LEN];
+    out[0] = VERSION;
+    out[1] = state_code(state);
+    out[2..10].copy_from_slice(registration_id.as_bytes());
+    out[10..12].copy_from_slice(&attempt.to_be_bytes());
+    out[12..].copy_from_slice(nonce.as_bytes());
     out
 }
 

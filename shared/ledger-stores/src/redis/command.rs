@@ -1,0 +1,245 @@
+//! Each operation of the port as a command, and its reply read back.
+
+use ::redis::{Cmd, RedisError, Value};
+use ledger_domain::ports::{Begin, Begun, Count, Heal, Release, Replace, Settle};
+use ledger_domain::transition::{Counted, Found, Guard, Swapped};
+use ledger_domain::value::{self, IDENTITY_LEN};
+use ledger_domain::{EPSILON_MS, Record, Slot, State, StoredResponse, Timestamp};
+
+use super::error::unexpected_reply;
+use super::scripts::{COUNT, Call, HEAL, RELEASE, REPLACE, SETTLE};
+
+/// The 20 digits of the widest number sent.
+const NUMBER_BYTES: usize = 20;
+/// A store drops a value this much later than the clock says.
+const GRACE_MS: u64 = EPSILON_MS.unsigned_abs() * 2;
+
+/// One request, one command, one key.
+pub(super) trait Command: Sync {
+    /// What it is, as [`ledger_domain::ports::StoreError`] names it.
+    const OPERATION: &'static str;
+    /// Whether it is a script, so that [`Call`] matters.
+    const IS_SCRIPT: bool;
+    /// What comes of it.
+    type Output: Send;
+
+    /// The key it touches.
+    fn slot(&self) -> &Slot;
+
+    /// The command.
+    fn command(&self, call: Call) -> Cmd;
+
+    /// What a reply that is no error says.
+    fn read_reply(&self, reply: Value) -> Result<Self::Output, RedisError>;
+}
+
+impl Command for Slot {
+    const OPERATION: &'static str = "read a slot";
+    const IS_SCRIPT: bool = false;
+    type Output = Found;
+
+    fn slot(&self) -> &Slot {
+        self
+    }
+
+    fn command(&self, _call: Call) -> Cmd {
+        let mut cmd = Cmd::with_capacity(2, 3 + self.as_bytes().len());
+        cmd.arg("GET").arg(self.as_bytes().as_slice());
+        cmd
+    }
+
+    fn read_reply(&self, reply: Value) -> Result<Found, RedisError> {
+        found(reply)
+    }
+}
+
+impl Command for Begin {
+    const OPERATION: &'static str = "begin a registration";
+    const IS_SCRIPT: bool = false;
+    type Output = Begun;
+
+    fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
+    fn command(&self, _call: Call) -> Cmd {
+        let value = value::encode(&self.pending);
+        let mut cmd = Cmd::with_capacity(7, 10 + self.slot.as_bytes().len() + value.len() + NUMBER_BYTES);
+        cmd.arg("SET").arg(self.slot.as_bytes().as_slice()).arg(value);
+        cmd.arg("NX").arg("GET").arg("PX").arg(px_ms(self.ttl_ms));
+        cmd
+    }
+
+    fn read_reply(&self, reply: Value) -> Result<Begun, RedisError> {
+        Ok(match found(reply)? {
+            Found::Absent => Begun::Won,
+            present @ (Found::Record(_) | Found::Unreadable) => Begun::Present(present),
+        })
+    }
+}
+
+impl Command for Settle {
+    const OPERATION: &'static str = "settle a registration";
+    const IS_SCRIPT: bool = true;
+    type Output = Swapped;
+
+    fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
+    fn command(&self, call: Call) -> Cmd {
+        let settled = value::encode(&self.settled);
+        let bytes = IDENTITY_LEN + settled.len() + NUMBER_BYTES;
+        let mut cmd = SETTLE.call(call, self.slot.as_bytes(), 3, bytes);
+        // Version and state left out: the script looks at the state found.
+        cmd.arg(&identity(&self.guard, State::Pending)[2..]).arg(settled).arg(pxat_ms(&self.settled));
+        cmd
+    }
+
+    fn read_reply(&self, reply: Value) -> Result<Swapped, RedisError> {
+        swapped(reply)
+    }
+}
+
+impl Command for Count {
+    const OPERATION: &'static str = "count a sighting";
+    const IS_SCRIPT: bool = true;
+    type Output = Counted;
+
+    fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
+    fn command(&self, call: Call) -> Cmd {
+        let mut sighting = [0; 38];
+        sighting[..6].copy_from_slice(&value::encode_time(self.now));
+        sighting[6..].copy_from_slice(self.payload.as_bytes());
+        // The script compares the whole value with what was read, and need then send nothing back.
+        let (read, whole_len) = if Guard::of(&self.read) == self.guard {
+            let mut read = value::encode(&self.read);
+            let whole_len = self.read.response.as_ref().map(|response| {
+                let whole_len = read.len();
+                read.truncate(whole_len - response_section_len(response));
+                whole_len
+            });
+            (read, whole_len)
+        } else {
+            (identity(&self.guard, self.guard.state).to_vec(), None)
+        };
+        let mut cmd = COUNT.call(call, self.slot.as_bytes(), 3, read.len() + sighting.len() + NUMBER_BYTES);
+        cmd.arg(read).arg(sighting.as_slice());
+        if let Some(whole_len) = whole_len {
+            cmd.arg(whole_len);
+        }
+        cmd
+    }
+
+    fn read_reply(&self, reply: Value) -> Result<Counted, RedisError> {
+        if reply == Value::Int(1) {
+            let mut record = Box::new(self.read.clone());
+            record.sight(self.now, &self.payload);
+            return Ok(Counted::Counted(record));
+        }
+        let Value::Array(mut values) = reply else { return found(reply).map(Counted::Moved) };
+        match (values.pop().map(found), values.is_empty()) {
+            (Some(Ok(Found::Record(record))), true) => Ok(Counted::Counted(record)),
+            (Some(_) | None, _) => Err(unexpected_reply()),
+        }
+    }
+}
+
+impl Command for Replace {
+    const OPERATION: &'static str = "replace a registration whose window is over";
+    const IS_SCRIPT: bool = true;
+    type Output = Swapped;
+
+    fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
+    fn command(&self, call: Call) -> Cmd {
+        let pending = value::encode(&self.pending);
+        let bytes = IDENTITY_LEN + pending.len() + NUMBER_BYTES;
+        let mut cmd = REPLACE.call(call, self.slot.as_bytes(), 3, bytes);
+        cmd.arg(identity(&self.guard, self.guard.state).as_slice()).arg(pending).arg(px_ms(self.ttl_ms));
+        cmd
+    }
+
+    fn read_reply(&self, reply: Value) -> Result<Swapped, RedisError> {
+        swapped(reply)
+    }
+}
+
+impl Command for Release {
+    const OPERATION: &'static str = "release a registration";
+    const IS_SCRIPT: bool = true;
+    type Output = ();
+
+    fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
+    fn command(&self, call: Call) -> Cmd {
+        let mut cmd = RELEASE.call(call, self.slot.as_bytes(), 1, IDENTITY_LEN);
+        cmd.arg(identity(&self.guard, State::Pending).as_slice());
+        cmd
+    }
+
+    fn read_reply(&self, reply: Value) -> Result<(), RedisError> {
+        if reply == Value::Int(1) { Ok(()) } else { Err(unexpected_reply()) }
+    }
+}
+
+impl Command for Heal {
+    const OPERATION: &'static str = "heal a registration";
+    const IS_SCRIPT: bool = true;
+    type Output = bool;
+
+    fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
+    fn command(&self, call: Call) -> Cmd {
+        let row = value::encode(&self.row);
+        let mut cmd = HEAL.call(call, self.slot.as_bytes(), 3, IDENTITY_LEN + row.len() + NUMBER_BYTES);
+        cmd.arg(identity(&Guard::of(&self.row), State::Pending).as_slice()).arg(row).arg(pxat_ms(&self.row));
+        cmd
+    }
+
+    fn read_reply(&self, reply: Value) -> Result<bool, RedisError> {
+        if let Value::Int(written @ (0 | 1)) = reply { Ok(written == 1) } else { Err(unexpected_reply()) }
+    }
+}
+
+fn found(reply: Value) -> Result<Found, RedisError> {
+    if reply == Value::Nil {
+        Ok(Found::Absent)
+    } else if let Value::BulkString(bytes) = reply {
+        Ok(value::decode(&bytes).map_or(Found::Unreadable, Found::record))
+    } else {
+        Err(unexpected_reply())
+    }
+}
+
+fn swapped(reply: Value) -> Result<Swapped, RedisError> {
+    if reply == Value::Int(1) { Ok(Swapped::Done) } else { found(reply).map(Swapped::Moved) }
+}
+
+/// The first bytes of a value that `guard` holds for, in `state`.
+fn identity(guard: &Guard, state: State) -> [u8; IDENTITY_LEN] {
+    value::identity(state, guard.registration_id, guard.attempt, guard.nonce)
+}
+
+/// The response section's length: type with its length, body with its length.
+fn response_section_len(response: &StoredResponse) -> usize {
+    1 + response.content_type.as_str().len() + 4 + response.body.len()
+}
+
+fn px_ms(ttl_ms: u64) -> u64 {
+    ttl_ms.saturating_add(GRACE_MS)
+}
+
+fn pxat_ms(record: &Record) -> i64 {
+    let end: Timestamp = record.window_ends_at;
+    end.as_millis() + EPSILON_MS * 2
+}
