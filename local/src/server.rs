@@ -39,7 +39,13 @@ impl Default for Limits {
 }
 
 /// Serves `router` until `stop` completes, then lets requests under way finish.
-pub(crate) async fn serve(listener: TcpListener, router: Router, caller: Caller, limits: Limits, stop: impl Future<Output = ()>) {
+pub(crate) async fn serve(
+    listener: TcpListener,
+    router: Router,
+    caller: Caller,
+    limits: Limits,
+    stop: impl Future<Output = ()>,
+) {
     let router = router
         .layer(from_fn(move |request, next| bounded_body(request, next, limits.body_timeout_ms)))
         .layer(axum::Extension(caller));
@@ -164,7 +170,8 @@ mod tests {
     #[tokio::test]
     async fn a_connection_over_the_cap_waits_and_is_then_served() {
         let addr = start().await;
-        let idle = [TcpStream::connect(addr).await.expect("connects"), TcpStream::connect(addr).await.expect("connects")];
+        let idle =
+            [TcpStream::connect(addr).await.expect("connects"), TcpStream::connect(addr).await.expect("connects")];
         let mut third = TcpStream::connect(addr).await.expect("connects");
         let request = b"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi";
         third.write_all(request).await.expect("sent");

@@ -1,4 +1,6 @@
 //! Conformance suites per port, fixtures that start real servers, and a house to test the use cases in. Tests only.
 
+#![expect(clippy::expect_used, reason = "a fixture that cannot be built fails its test")]
+
 pub mod clock;
 pub mod house;

@@ -10,8 +10,8 @@ use ledger_domain::ports::{
 };
 use ledger_domain::transition::{Counted, Found, Swapped};
 use ledger_domain::{
-    ConfirmMiss, DecidedBy, Disposition, NewVerdict, PolicyFields, PolicySet, Refusal, SeenVerdict, Slot, State, Tenant,
-    Timestamp, Undecided, Verdict,
+    ConfirmMiss, DecidedBy, Disposition, NewVerdict, PolicyFields, PolicySet, Refusal, SeenVerdict, Slot, State,
+    Tenant, Timestamp, Undecided, Verdict,
 };
 use ledger_stores::memory::MemoryHotTier;
 use ledger_testkit::clock::ManualClock;
@@ -321,8 +321,7 @@ async fn a_batch_is_decided_in_order_and_one_bad_item_fails_alone() {
 async fn in_a_batch_a_repeat_inherits_the_refusal_of_its_first() {
     let t = start();
     t.house.queue.script([Send::Refuse, Send::Take]);
-    let answers =
-        t.house.ledger.check(&[check("t:as4", "a", 1), check("t:as4", "b", 1), check("t:as4", "a", 1)]).await;
+    let answers = t.house.ledger.check(&[check("t:as4", "a", 1), check("t:as4", "b", 1), check("t:as4", "a", 1)]).await;
     assert_eq!(answers[0], Err(Undecided::Queue.into()));
     assert!(matches!(&answers[1], Ok(Verdict::New(_))));
     assert_eq!(answers[2], Err(Undecided::Queue.into()), "not NEW behind the caller's back, and not SEEN");
