@@ -1,6 +1,8 @@
 //! The check use case on the in-memory tier, the SQLite ledger, a manual clock and a queue that does as told.
 //! Each test is a rule of DESIGN section 4 or a regression scenario R… of the peers' research.
 
+#![expect(clippy::expect_used, reason = "a test that cannot be set up fails")]
+
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -38,14 +40,14 @@ impl Test {
         self.house.ledger.check(&[check]).await.pop().expect("one answer")
     }
 
-    async fn new(&self, check: Check) -> NewVerdict {
+    async fn told_new(&self, check: Check) -> NewVerdict {
         match self.ask(check).await {
             Ok(Verdict::New(new)) => new,
             other => panic!("expected NEW, got {other:?}"),
         }
     }
 
-    async fn seen(&self, check: Check) -> SeenVerdict {
+    async fn told_seen(&self, check: Check) -> SeenVerdict {
         match self.ask(check).await {
             Ok(Verdict::Seen(seen)) => seen,
             other => panic!("expected SEEN, got {other:?}"),
@@ -74,13 +76,13 @@ impl Test {
 #[tokio::test]
 async fn the_first_sighting_is_new_and_the_next_is_seen_with_the_facts_of_the_first() {
     let t = start();
-    let new = t.new(from_service(check("t:as2", "k", 1), "as2-ingest")).await;
+    let new = t.told_new(from_service(check("t:as2", "k", 1), "as2-ingest")).await;
     assert_eq!(new.first_seen_at, Timestamp::from_millis(START));
     assert_eq!(new.window_ends_at, new.first_seen_at.plus_seconds(7 * 86_400));
     assert!(!new.replayed && new.durable && new.confirmed && new.decided_by == DecidedBy::Hot);
 
     t.clock.advance(MINUTE_MS);
-    let seen = t.seen(from_service(check("t:as2", "k", 1), "other")).await;
+    let seen = t.told_seen(from_service(check("t:as2", "k", 1), "other")).await;
     assert_eq!((seen.disposition, seen.state, seen.retry_count), (Disposition::Discard, State::Registered, 1));
     assert_eq!((seen.first_seen_at, seen.window_ends_at), (new.first_seen_at, new.window_ends_at));
     assert_eq!(seen.last_seen_at, new.first_seen_at.plus_millis(MINUTE_MS));
@@ -91,7 +93,7 @@ async fn the_first_sighting_is_new_and_the_next_is_seen_with_the_facts_of_the_fi
 #[tokio::test]
 async fn the_fact_is_durable_before_new_is_answered_and_carries_the_whole_record() {
     let t = start();
-    let new = t.new(from_service(check("t:as2", "k", 1), "as2-ingest")).await;
+    let new = t.told_new(from_service(check("t:as2", "k", 1), "as2-ingest")).await;
     let facts = t.house.queue.taken();
     assert_eq!(facts.len(), 1);
     let record = &facts[0].record;
@@ -104,9 +106,9 @@ async fn the_fact_is_durable_before_new_is_answered_and_carries_the_whole_record
 #[tokio::test]
 async fn a_repeats_fact_is_offered_with_the_count_and_nobody_waits_for_it() {
     let t = start();
-    t.new(check("t:as2", "k", 1)).await;
-    t.seen(check("t:as2", "k", 2)).await;
-    t.seen(check("t:as2", "k", 3)).await;
+    t.told_new(check("t:as2", "k", 1)).await;
+    t.told_seen(check("t:as2", "k", 2)).await;
+    t.told_seen(check("t:as2", "k", 3)).await;
     let counts: Vec<_> = t.house.queue.offered().iter().map(|fact| fact.record.retry_count).collect();
     assert_eq!(counts, [1, 2]);
     let drift = t.house.queue.offered()[1].record.drift.expect("drifted");
@@ -144,7 +146,7 @@ async fn queue_refuses_nobody_is_told_seen_and_the_next_check_is_new() {
         assert_eq!(t.undecided(check("t:as4", "k", 1)).await, Undecided::Queue);
         assert_eq!(t.stands(&check("t:as4", "k", 1)).await, Found::Absent, "the PENDING is let go");
     }
-    assert!(!t.new(check("t:as4", "k", 1)).await.replayed);
+    assert!(!t.told_new(check("t:as4", "k", 1)).await.replayed);
 }
 
 #[tokio::test]
@@ -152,21 +154,21 @@ async fn a_check_that_meets_anothers_pending_waits_500_ms_and_is_then_told_nothi
     let t = start();
     // Nobody knows whether the first fact is durable: NEW, but its record stays PENDING.
     t.house.queue.script([Send::DropAndLoseReply; 3]);
-    let new = t.new(check("t:as4", "k", 1)).await;
+    let new = t.told_new(check("t:as4", "k", 1)).await;
     assert!(!new.durable && !new.confirmed);
     let before = t.clock.now().expect("known");
     assert_eq!(t.undecided(check("t:as4", "k", 1)).await, Undecided::Pending);
     assert_eq!(t.clock.now().expect("known").millis_since(before), 500);
     // It lapses at its deadline, and then the key is free.
     t.clock.advance(11_000);
-    t.new(check("t:as4", "k", 1)).await;
+    t.told_new(check("t:as4", "k", 1)).await;
 }
 
 #[tokio::test]
 async fn a_fact_that_may_be_durable_is_sent_again_under_one_registration_id() {
     let t = start();
     t.house.queue.script([Send::TakeAndLoseReply, Send::TakeAndLoseReply, Send::Take]);
-    let new = t.new(check("t:as4", "k", 1)).await;
+    let new = t.told_new(check("t:as4", "k", 1)).await;
     assert!(new.durable && new.confirmed);
     let facts = t.house.queue.taken();
     assert_eq!(facts.len(), 3);
@@ -177,24 +179,24 @@ async fn a_fact_that_may_be_durable_is_sent_again_under_one_registration_id() {
 async fn a_fact_refused_after_it_may_have_been_taken_is_still_not_known() {
     let t = start();
     t.house.queue.script([Send::TakeAndLoseReply, Send::Refuse]);
-    assert!(!t.new(check("t:as4", "k", 1)).await.durable, "503 would lose a message that the queue may hold");
+    assert!(!t.told_new(check("t:as4", "k", 1)).await.durable, "503 would lose a message that the queue may hold");
 }
 
 #[tokio::test]
 async fn r14_a_caller_that_lost_its_answer_recognises_itself_by_its_request_id() {
     let t = start();
     let asked = with_request_id(check("t:as4", "k", 1), "delivery-1");
-    let first = t.new(asked.clone()).await;
-    t.seen(check("t:as4", "k", 1)).await;
-    let again = t.new(asked.clone()).await;
+    let first = t.told_new(asked.clone()).await;
+    t.told_seen(check("t:as4", "k", 1)).await;
+    let again = t.told_new(asked.clone()).await;
     assert!(again.replayed && !first.replayed);
     assert_eq!(NewVerdict { replayed: false, ..again }, first, "its own answer, as it was");
     // Another requestId, another payload, another caller: each is a repeat.
-    t.seen(with_request_id(check("t:as4", "k", 1), "delivery-2")).await;
-    assert!(t.seen(with_request_id(check("t:as4", "k", 2), "delivery-1")).await.payload_hash_drift);
+    t.told_seen(with_request_id(check("t:as4", "k", 1), "delivery-2")).await;
+    assert!(t.told_seen(with_request_id(check("t:as4", "k", 2), "delivery-1")).await.payload_hash_drift);
     let mut other = asked;
     other.principal = ledger_domain::Principal::parse("arn:aws:iam::123456789012:user/other").expect("valid");
-    t.seen(other).await;
+    t.told_seen(other).await;
 }
 
 #[tokio::test]
@@ -202,22 +204,22 @@ async fn a_retry_that_meets_its_own_pending_adopts_it_and_sends_the_same_fact() 
     let t = start();
     let asked = with_request_id(check("t:as4", "k", 1), "delivery-1");
     t.house.queue.script([Send::DropAndLoseReply; 3]);
-    assert!(!t.new(asked.clone()).await.durable);
-    let adopted = t.new(asked).await;
+    assert!(!t.told_new(asked.clone()).await.durable);
+    let adopted = t.told_new(asked).await;
     assert!(adopted.replayed && adopted.durable && adopted.confirmed);
     assert_eq!(t.house.queue.taken().len(), 1);
-    assert_eq!(t.seen(check("t:as4", "k", 1)).await.retry_count, 1);
+    assert_eq!(t.told_seen(check("t:as4", "k", 1)).await.retry_count, 1);
 }
 
 #[tokio::test]
 async fn a_constant_request_id_switches_deduplication_off_for_15_minutes_at_most_and_is_counted() {
     let t = start();
     let asked = with_request_id(check("t:as4", "k", 1), "always-the-same");
-    t.new(asked.clone()).await;
+    t.told_new(asked.clone()).await;
     t.clock.advance(15 * MINUTE_MS - 1);
-    assert!(t.new(asked.clone()).await.replayed);
+    assert!(t.told_new(asked.clone()).await.replayed);
     t.clock.advance(1);
-    let seen = t.seen(asked).await;
+    let seen = t.told_seen(asked).await;
     assert!(seen.constant_request_id);
     assert_eq!(seen.retry_count, 1);
     let counted = t.house.ledger.counters.snapshot();
@@ -228,26 +230,26 @@ async fn a_constant_request_id_switches_deduplication_off_for_15_minutes_at_most
 async fn r17_repeats_do_not_move_the_window() {
     let t = start();
     let asked = || Check { ttl_seconds: Some(300), ..check("t:as4", "k", 1) };
-    t.new(asked()).await;
+    t.told_new(asked()).await;
     t.clock.advance(4 * MINUTE_MS);
-    t.seen(asked()).await;
+    t.told_seen(asked()).await;
     t.clock.advance(4 * MINUTE_MS);
-    t.new(asked()).await;
+    t.told_new(asked()).await;
 }
 
 #[tokio::test]
 async fn r19_the_clock_ends_a_window_and_not_the_stores_eviction() {
     let t = start();
     let asked = || Check { ttl_seconds: Some(60), ..check("t:as4", "k", 1) };
-    let first = t.new(asked()).await;
+    let first = t.told_new(asked()).await;
     t.clock.advance(MINUTE_MS - 1);
-    t.seen(asked()).await;
+    t.told_seen(asked()).await;
     t.clock.advance(1);
     assert!(matches!(t.stands(&asked()).await, Found::Record(_)), "the store still has it");
     // Exact after the end: the first redelivery is NEW, the second SEEN.
-    let second = t.new(asked()).await;
+    let second = t.told_new(asked()).await;
     assert_eq!(second.first_seen_at, first.window_ends_at);
-    assert_eq!(t.seen(asked()).await.retry_count, 1);
+    assert_eq!(t.told_seen(asked()).await.retry_count, 1);
     let ids: Vec<_> = t.house.queue.taken().iter().map(|fact| fact.record.registration_id).collect();
     assert_eq!(ids.len(), 2);
     assert_ne!(ids[0], ids[1], "a new registration");
@@ -256,9 +258,9 @@ async fn r19_the_clock_ends_a_window_and_not_the_stores_eviction() {
 #[tokio::test]
 async fn r10_drift_is_reported_each_time_and_the_first_hash_kept() {
     let t = start();
-    t.new(check("t:as4", "k", 1)).await;
+    t.told_new(check("t:as4", "k", 1)).await;
     for (payload, drift) in [(2, true), (1, false), (3, true), (2, true)] {
-        assert_eq!(t.seen(check("t:as4", "k", payload)).await.payload_hash_drift, drift);
+        assert_eq!(t.told_seen(check("t:as4", "k", payload)).await.payload_hash_drift, drift);
     }
     let Found::Record(record) = t.stands(&check("t:as4", "k", 1)).await else { panic!("it stands") };
     assert_eq!(record.payload_hash.as_bytes(), &[1; 32]);
@@ -271,7 +273,7 @@ async fn r22_scopes_and_keys_are_independent() {
     for (scope, key) in
         [("t:as4", "k"), ("t:as4/in", "k"), ("t2:as4", "k"), ("t:as4", "K"), ("t:as4", "k "), ("t:as4", "k:")]
     {
-        t.new(check(scope, key, 1)).await;
+        t.told_new(check(scope, key, 1)).await;
     }
 }
 
@@ -279,7 +281,7 @@ async fn r22_scopes_and_keys_are_independent() {
 async fn r36_reading_is_no_registration() {
     let t = start();
     assert_eq!(t.stands(&check("t:as4", "k", 1)).await, Found::Absent);
-    t.new(check("t:as4", "k", 1)).await;
+    t.told_new(check("t:as4", "k", 1)).await;
 }
 
 #[tokio::test]
@@ -331,7 +333,7 @@ async fn in_a_batch_a_repeat_inherits_the_refusal_of_its_first() {
 async fn a_batch_confirms_what_it_won_before_it_waits_for_others() {
     let t = start();
     t.house.queue.script([Send::DropAndLoseReply; 3]);
-    t.new(check("t:as4", "pending", 1)).await;
+    t.told_new(check("t:as4", "pending", 1)).await;
     let answers = t.house.ledger.check(&[check("t:as4", "pending", 1), check("t:as4", "fresh", 1)]).await;
     assert_eq!(answers[0], Err(Undecided::Pending.into()));
     let Ok(Verdict::New(fresh)) = &answers[1] else { panic!("expected NEW, got {:?}", answers[1]) };
@@ -347,7 +349,7 @@ async fn a_policy_may_require_a_request_id() {
     t.policy(PolicyFields { require_request_id: Some(true), ..PolicyFields::default() });
     let refused = t.ask(check("t:as4", "k", 1)).await;
     assert!(matches!(refused, Err(Refusal::Invalid(invalid)) if invalid.field == "requestId"));
-    t.new(with_request_id(check("t:as4", "k", 1), "r")).await;
+    t.told_new(with_request_id(check("t:as4", "k", 1), "r")).await;
 }
 
 #[tokio::test]
