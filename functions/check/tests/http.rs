@@ -1,6 +1,10 @@
 //! The HTTP face of a check: the wire format, and each kind of bad input with its problem.
 
-#![expect(clippy::expect_used, reason = "a test that cannot be set up fails")]
+#![expect(
+    clippy::expect_used,
+    clippy::future_not_send,
+    reason = "tests: one that cannot be set up fails, each on one thread"
+)]
 
 use std::sync::Arc;
 
