@@ -1,1 +1,3 @@
-//! x
+//! Conformance suites, and real servers for tests.
+
+pub mod postgres_server;
