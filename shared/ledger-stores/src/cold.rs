@@ -1,6 +1,8 @@
 //! What both cold ledgers do before they speak SQL: check and coalesce facts, and say what an error means.
 
 use ledger_domain::ports::{HistoryPage, HistoryQuery, HistoryRow, StoreError};
+#[cfg(feature = "embedded")]
+use ledger_domain::{Drift, PayloadHash};
 use ledger_domain::{Fact, Record, RegistrationId, Subject, Timestamp};
 
 const DAY_MS: i64 = 86_400_000;
@@ -19,6 +21,46 @@ pub(crate) fn check_plausible(operation: &'static str, at: Timestamp, now: Times
     Err(StoreError::rejected(operation, problem))
 }
 
+/// The longest window, 366 days: what both schemas hold rows to, so that overlaps are looked for in bounded history.
+#[cfg(feature = "embedded")]
+pub(crate) const WINDOW_MAX_MS: i64 = 366 * DAY_MS;
+
+/// The time after which a check with the wanted nonce must have won to be this check's own earlier try.
+pub(crate) fn won_after(wanted: &Record, replay_seconds: u64) -> Timestamp {
+    let replay_ms = i64::try_from(replay_seconds).unwrap_or(i64::MAX).saturating_mul(1_000);
+    wanted.first_seen_at.plus_millis(-replay_ms)
+}
+
+/// Whether the registration that stands is this check's own. A retry with the very record that was registered is so at any
+/// time: it must not be counted on itself.
+pub(crate) fn is_own(standing: &Record, wanted: &Record, won_after: Timestamp) -> bool {
+    standing.nonce == wanted.nonce
+        && (standing.registration_id == wanted.registration_id || standing.won_at > won_after)
+}
+
+/// One more sighting. Processes' clocks differ by ε, so the drift kept as the last is the latest, not the one that came
+/// last: it is the same in whatever order the writers come.
+#[cfg(feature = "embedded")]
+pub(crate) fn sight(record: &mut Record, now: Timestamp, payload: &PayloadHash) {
+    let before = record.drift;
+    record.sight(now, payload);
+    if let (Some(before), Some(after)) = (before, record.drift)
+        && (before.last_at, before.last_hash) > (after.last_at, after.last_hash)
+    {
+        record.drift = Some(Drift { count: after.count, ..before });
+    }
+}
+
+/// A stored value that no caller could have given.
+pub(crate) fn damaged(column: &'static str) -> sqlx::Error {
+    sqlx::Error::ColumnDecode { index: column.to_owned(), source: "the row is damaged".into() }
+}
+
+/// A column's value, or the word that its row is damaged.
+pub(crate) fn column<T, E>(name: &'static str, read: Result<T, E>) -> Result<T, sqlx::Error> {
+    read.map_err(|_| damaged(name))
+}
+
 /// A key's registrations in one batch, merged, in the order in which they stand; at least one.
 #[derive(Debug)]
 pub(crate) struct Coalesced<'a> {
@@ -26,6 +68,7 @@ pub(crate) struct Coalesced<'a> {
     pub(crate) records: Vec<Record>,
 }
 
+#[cfg(feature = "postgres")]
 impl Coalesced<'_> {
     /// The latest window end of the registrations before the last one, which is the one that may stand.
     pub(crate) fn others_until(&self) -> Option<Timestamp> {

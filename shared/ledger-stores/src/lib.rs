@@ -4,3 +4,5 @@
 mod cold;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "embedded")]
+pub mod sqlite;

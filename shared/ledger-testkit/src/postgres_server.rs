@@ -133,7 +133,8 @@ fn as_ordinary_user(dir: &Path) -> Command {
     }
     let users = std::fs::read_to_string("/etc/passwd").expect("the list of users");
     let ids = ["postgres", "nobody"].iter().find_map(|name| {
-        let mut fields = users.lines().map(|line| line.split(':')).find(|fields| fields.clone().next() == Some(name))?;
+        let mut fields =
+            users.lines().map(|line| line.split(':')).find(|fields| fields.clone().next() == Some(name))?;
         Some((fields.nth(2)?.parse::<u32>().ok()?, fields.next()?.parse::<u32>().ok()?))
     });
     let (uid, gid) = ids.expect("a user postgres or nobody, as PostgreSQL refuses to run as root");

@@ -6,6 +6,7 @@ use sqlx::PgConnection;
 
 use super::row::{Columns, PgTime, claim_row};
 use super::{ATTEMPTS, PostgresLedger, back_off, error, query, settle, sql};
+use crate::cold::{is_own, won_after};
 
 const OPERATION: &str = "register in the cold ledger";
 
@@ -17,8 +18,7 @@ impl PostgresLedger {
         replay_seconds: u64,
     ) -> Result<Registered, StoreError> {
         let now = wanted.first_seen_at;
-        let replay_ms = i64::try_from(replay_seconds).unwrap_or(i64::MAX).saturating_mul(1_000);
-        let won_after = now.plus_millis(-replay_ms);
+        let won_after = won_after(wanted, replay_seconds);
         let mut conn = self.session(OPERATION).await?;
         let mut healed = false;
         let mut attempt = 1;
@@ -55,8 +55,7 @@ async fn run(
 
 /// Reads the statement's own decision off the row that stands: it leaves the nonce and the time of the win alone.
 fn decide(standing: Record, wanted: &Record, won_after: Timestamp) -> Registered {
-    let same = standing.registration_id == wanted.registration_id || standing.won_at > won_after;
-    if standing.nonce == wanted.nonce && same {
+    if is_own(&standing, wanted, won_after) {
         Registered::Ours(Box::new(standing))
     } else {
         Registered::Theirs(Box::new(standing))

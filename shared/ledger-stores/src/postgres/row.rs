@@ -12,6 +12,8 @@ use sqlx::postgres::{PgArgumentBuffer, PgArguments, PgHasArrayType, PgRow, PgTyp
 use sqlx::query::Query;
 use sqlx::{Decode, Encode, Postgres, Row, Type};
 
+use crate::cold::{column, damaged};
+
 /// A `timestamptz`. On the wire it is microseconds since 2000-01-01T00:00:00Z, so milliseconds are exact at any year.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PgTime(pub(super) Timestamp);
@@ -126,14 +128,6 @@ impl<'a> Columns<'a> {
             .bind(&self.drift_last_at)
             .bind(&self.response_content_type)
     }
-}
-
-fn damaged(column: &'static str) -> sqlx::Error {
-    sqlx::Error::ColumnDecode { index: column.to_owned(), source: "the row is damaged".into() }
-}
-
-fn column<T, E>(name: &'static str, read: Result<T, E>) -> Result<T, sqlx::Error> {
-    read.map_err(|_| damaged(name))
 }
 
 fn time(row: &PgRow, name: &'static str) -> Result<Timestamp, sqlx::Error> {
