@@ -1,0 +1,185 @@
+//! What both cold ledgers do before they speak SQL: check and coalesce facts, and say what an error means.
+
+use ledger_domain::ports::{HistoryPage, HistoryQuery, HistoryRow, StoreError};
+#[cfg(feature = "embedded")]
+use ledger_domain::{Drift, PayloadHash};
+use ledger_domain::{Fact, Record, RegistrationId, Subject, Timestamp};
+
+const DAY_MS: i64 = 86_400_000;
+/// How long before now a first sighting may lie: the longest window, the queue's 14 days twice (queue and dead-letter
+/// queue), and a few. `dedup_ensure_month` draws the same lines.
+const OLDEST_MS: i64 = 400 * DAY_MS;
+/// How far after now a first sighting may lie: clocks agree to ε, so this is generous.
+const NEWEST_MS: i64 = 2 * DAY_MS;
+
+/// Refuses a first sighting for which no month would be made.
+pub(crate) fn check_plausible(operation: &'static str, at: Timestamp, now: Timestamp) -> Result<(), StoreError> {
+    if (-OLDEST_MS..=NEWEST_MS).contains(&at.millis_since(now)) {
+        return Ok(());
+    }
+    let problem = format!("first sighting {at}: expected within 400 days before and 2 days after {now}");
+    Err(StoreError::rejected(operation, problem))
+}
+
+/// The longest window, 366 days: what both schemas hold rows to, so that overlaps are looked for in bounded history.
+#[cfg(feature = "embedded")]
+pub(crate) const WINDOW_MAX_MS: i64 = 366 * DAY_MS;
+
+/// The time after which a check with the wanted nonce must have won to be this check's own earlier try.
+pub(crate) fn won_after(wanted: &Record, replay_seconds: u64) -> Timestamp {
+    let replay_ms = i64::try_from(replay_seconds).unwrap_or(i64::MAX).saturating_mul(1_000);
+    wanted.first_seen_at.plus_millis(-replay_ms)
+}
+
+/// Whether the registration that stands is this check's own. A retry with the very record that was registered is so at any
+/// time: it must not be counted on itself.
+pub(crate) fn is_own(standing: &Record, wanted: &Record, won_after: Timestamp) -> bool {
+    standing.nonce == wanted.nonce
+        && (standing.registration_id == wanted.registration_id || standing.won_at > won_after)
+}
+
+/// One more sighting. Processes' clocks differ by ε, so the drift kept as the last is the latest, not the one that came
+/// last: it is the same in whatever order the writers come.
+#[cfg(feature = "embedded")]
+pub(crate) fn sight(record: &mut Record, now: Timestamp, payload: &PayloadHash) {
+    let before = record.drift;
+    record.sight(now, payload);
+    if let (Some(before), Some(after)) = (before, record.drift)
+        && (before.last_at, before.last_hash) > (after.last_at, after.last_hash)
+    {
+        record.drift = Some(Drift { count: after.count, ..before });
+    }
+}
+
+/// A stored value that no caller could have given.
+pub(crate) fn damaged(column: &'static str) -> sqlx::Error {
+    sqlx::Error::ColumnDecode { index: column.to_owned(), source: "the row is damaged".into() }
+}
+
+/// A column's value, or the word that its row is damaged.
+pub(crate) fn column<T, E>(name: &'static str, read: Result<T, E>) -> Result<T, sqlx::Error> {
+    read.map_err(|_| damaged(name))
+}
+
+/// A key's registrations in one batch, merged, in the order in which they stand; at least one.
+#[derive(Debug)]
+pub(crate) struct Coalesced<'a> {
+    pub(crate) subject: &'a Subject,
+    pub(crate) records: Vec<Record>,
+}
+
+#[cfg(feature = "postgres")]
+impl Coalesced<'_> {
+    /// The latest window end of the registrations before the last one, which is the one that may stand.
+    pub(crate) fn others_until(&self) -> Option<Timestamp> {
+        self.records.iter().rev().skip(1).map(|record| record.window_ends_at).max()
+    }
+}
+
+/// Merges the facts of each registration. Keys come in their order, so that every batch takes its locks in the same one.
+pub(crate) fn coalesce(facts: &[Fact]) -> Vec<Coalesced<'_>> {
+    let mut sorted: Vec<&Fact> = facts.iter().collect();
+    sorted.sort_by(|a, b| (&a.subject, a.record.registration_id).cmp(&(&b.subject, b.record.registration_id)));
+    let mut keys: Vec<Coalesced<'_>> = Vec::new();
+    for fact in sorted {
+        match keys.last_mut() {
+            Some(key) if *key.subject == fact.subject => match key.records.last_mut() {
+                Some(record) if record.registration_id == fact.record.registration_id => record.merge(&fact.record),
+                Some(_) | None => key.records.push(fact.record.clone()),
+            },
+            Some(_) | None => keys.push(Coalesced { subject: &fact.subject, records: vec![fact.record.clone()] }),
+        }
+    }
+    for key in &mut keys {
+        key.records.sort_by_key(Record::standing);
+    }
+    keys
+}
+
+/// What an SQL error says about the statement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    DidNotHappen,
+    MayHaveHappened,
+    Rejected,
+}
+
+impl Outcome {
+    pub(crate) fn into_error(self, operation: &'static str, error: sqlx::Error) -> StoreError {
+        match self {
+            Self::DidNotHappen => StoreError::did_not_happen(operation, error),
+            Self::MayHaveHappened => StoreError::may_have_happened(operation, error),
+            Self::Rejected => StoreError::rejected(operation, error),
+        }
+    }
+}
+
+/// What an error that is not the database's own answer says: nothing was sent, or nobody knows.
+pub(crate) fn outcome_without_answer(error: &sqlx::Error) -> Outcome {
+    match error {
+        sqlx::Error::Configuration(_)
+        | sqlx::Error::ConfigFile(_)
+        | sqlx::Error::InvalidArgument(_)
+        | sqlx::Error::Encode(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::InvalidSavePointStatement
+        | sqlx::Error::BeginFailed
+        | sqlx::Error::TypeNotFound { .. } => Outcome::DidNotHappen,
+        sqlx::Error::Database(_)
+        | sqlx::Error::Io(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::RowNotFound
+        | sqlx::Error::ColumnIndexOutOfBounds { .. }
+        | sqlx::Error::ColumnNotFound(_)
+        | sqlx::Error::ColumnDecode { .. }
+        | sqlx::Error::Decode(_)
+        | sqlx::Error::AnyDriverError(_)
+        | sqlx::Error::WorkerCrashed
+        | sqlx::Error::Migrate(_) => Outcome::MayHaveHappened,
+        // sqlx's errors are non-exhaustive.
+        _ => Outcome::MayHaveHappened,
+    }
+}
+
+/// The most rows one call for live rows gives.
+pub(crate) const LIVE_ROWS_MAX: usize = 10_000;
+/// The most rows a page of history has, as the port says.
+const PAGE_ROWS_MAX: usize = 1_000;
+
+/// A history query as the statements take it.
+#[derive(Debug)]
+pub(crate) struct Window {
+    /// The first millisecond of first sightings wanted.
+    pub(crate) from: Timestamp,
+    /// The last one.
+    pub(crate) last: Timestamp,
+    /// Of rows of that last millisecond, only those below this id.
+    pub(crate) below_id: Option<RegistrationId>,
+    limit: usize,
+}
+
+impl Window {
+    /// `None` where no row can be meant.
+    pub(crate) fn of(query: &HistoryQuery) -> Option<Self> {
+        let last = query.to.plus_millis(-1);
+        let (last, below_id) = match query.after {
+            Some(after) if after.first_seen_at <= last => (after.first_seen_at, Some(after.registration_id)),
+            Some(_) | None => (last, None),
+        };
+        let limit = query.limit.clamp(1, PAGE_ROWS_MAX);
+        (query.from < query.to && query.from <= last).then_some(Self { from: query.from, last, below_id, limit })
+    }
+
+    /// One row more than the page has, which says whether older ones follow.
+    pub(crate) fn rows_wanted(&self) -> i64 {
+        i64::try_from(self.limit + 1).unwrap_or(i64::MAX)
+    }
+
+    pub(crate) fn page(&self, mut rows: Vec<HistoryRow>) -> HistoryPage {
+        let more = rows.len() > self.limit;
+        rows.truncate(self.limit);
+        HistoryPage { rows, more }
+    }
+}

@@ -1,0 +1,135 @@
+//! Facts into both tables: two statements in one transaction, and a third where registrations may overlap.
+
+use std::collections::HashMap;
+
+use ledger_domain::ports::{ClaimRow, Persisted, StoreError};
+use ledger_domain::{Fact, Record, RegistrationId, Subject, Timestamp};
+use sha2::{Digest as _, Sha256};
+use sqlx::{Connection as _, PgConnection, Row as _};
+
+use super::row::{Columns, PgTime, claim_row};
+use super::{ATTEMPTS, PostgresLedger, back_off, error, query, settle, sql};
+use crate::cold::{Coalesced, check_plausible, coalesce};
+
+const OPERATION: &str = "persist facts";
+
+impl PostgresLedger {
+    pub(super) async fn persist_facts(&self, facts: &[Fact], now: Timestamp) -> Result<Persisted, StoreError> {
+        if facts.is_empty() {
+            return Ok(Persisted::default());
+        }
+        for fact in facts {
+            check_plausible(OPERATION, fact.record.first_seen_at, now)?;
+        }
+        let batch = coalesce(facts);
+        let mut conn = self.session(OPERATION).await?;
+        let mut months_created = None;
+        let mut attempt = 1;
+        loop {
+            let error = match self.within(write(&mut conn, &batch)).await {
+                Ok((claims, false_new)) => {
+                    let months_created = months_created.unwrap_or_default();
+                    return Ok(Persisted { claims, false_new, months_created });
+                }
+                Err(error) => error,
+            };
+            if error::is_missing_month(&error) && months_created.is_none() {
+                let at = facts.iter().map(|fact| fact.record.first_seen_at);
+                let ensured = self.ensure_months(&mut conn, at, now).await;
+                months_created = Some(settle(OPERATION, &mut conn, ensured)?);
+            } else if error::is_lost_race(&error) && attempt < ATTEMPTS {
+                back_off(attempt).await;
+                attempt += 1;
+            } else {
+                return settle(OPERATION, &mut conn, Err(error));
+            }
+        }
+    }
+}
+
+/// One transaction. Read committed, whatever the database's default: each statement must see what the writer it waited for
+/// has committed.
+async fn write(conn: &mut PgConnection, batch: &[Coalesced<'_>]) -> Result<(Vec<ClaimRow>, u64), sqlx::Error> {
+    let mut tx = conn.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
+    // Claims first: holding a key's claim, this transaction is the only writer of its history.
+    let (claims, suspects) = write_claims(&mut tx, batch).await?;
+    write_history(&mut tx, batch).await?;
+    let false_new = if suspects.is_empty() { 0 } else { link(&mut tx, &suspects).await? };
+    tx.commit().await?;
+    Ok((claims, false_new))
+}
+
+/// A registration that may overlap another one of its key.
+type Suspect<'a> = (&'a Subject, Timestamp, RegistrationId);
+
+async fn write_claims<'a>(
+    conn: &mut PgConnection,
+    batch: &'a [Coalesced<'a>],
+) -> Result<(Vec<ClaimRow>, Vec<Suspect<'a>>), sqlx::Error> {
+    let mut columns = Columns::default();
+    let (mut bodies, mut others_until) = (Vec::new(), Vec::new());
+    for key in batch {
+        if let Some(standing) = key.records.last() {
+            columns.push(key.subject, standing);
+            bodies.push(standing.response.as_ref().map(|response| response.body.as_slice()));
+            others_until.push(key.others_until().map(PgTime));
+        }
+    }
+    let statement = columns.bind(query(sql::PERSIST_CLAIMS)).bind(&bodies).bind(&others_until);
+    let rows = statement.fetch_all(conn).await?;
+
+    let keys: HashMap<&Subject, &Coalesced<'_>> = batch.iter().map(|key| (key.subject, key)).collect();
+    let mut claims = Vec::with_capacity(rows.len());
+    let mut suspects = Vec::new();
+    for row in rows {
+        let claim = claim_row(&row)?;
+        let others_until = row.try_get::<Option<PgTime>, _>("others_until")?.map(|at| at.0);
+        if let Some(key) = keys.get(&claim.subject)
+            && may_overlap(&key.records, &claim.record, others_until)
+        {
+            suspects.extend(key.records.iter().map(|r| (key.subject, r.first_seen_at, r.registration_id)));
+        }
+        claims.push(claim);
+    }
+    claims.sort_unstable_by(|a, b| a.subject.cmp(&b.subject));
+    Ok((claims, suspects))
+}
+
+/// Whether some registration just written may overlap another one: it is not the only one of its batch, it is a late one, or
+/// it stands while another's window was not over at its first sighting.
+fn may_overlap(written: &[Record], standing: &Record, others_until: Option<Timestamp>) -> bool {
+    let [only] = written else { return true };
+    only.registration_id != standing.registration_id || others_until.is_some_and(|until| until > standing.first_seen_at)
+}
+
+async fn write_history(conn: &mut PgConnection, batch: &[Coalesced<'_>]) -> Result<(), sqlx::Error> {
+    let mut columns = Columns::default();
+    let (mut hashes, mut lengths) = (Vec::new(), Vec::new());
+    for key in batch {
+        for record in &key.records {
+            columns.push(key.subject, record);
+            let body = record.response.as_ref().map(|response| response.body.as_slice());
+            hashes.push(body.map(|body| Sha256::digest(body).to_vec()));
+            // A longer body than the column takes is refused with the claim's row already.
+            lengths.push(body.map(|body| i32::try_from(body.len()).unwrap_or(i32::MAX)));
+        }
+    }
+    columns.bind(query(sql::PERSIST_HISTORY)).bind(&hashes).bind(&lengths).execute(conn).await?;
+    Ok(())
+}
+
+/// Links false NEWs, and counts those that had no link before.
+async fn link(conn: &mut PgConnection, suspects: &[Suspect<'_>]) -> Result<u64, sqlx::Error> {
+    let scopes: Vec<&str> = suspects.iter().map(|(subject, ..)| subject.scope.as_str()).collect();
+    let keys: Vec<&str> = suspects.iter().map(|(subject, ..)| subject.key.as_str()).collect();
+    let parts: Vec<bool> = suspects.iter().map(|(subject, ..)| subject.key.is_parts()).collect();
+    let first_seen: Vec<PgTime> = suspects.iter().map(|(_, at, _)| PgTime(*at)).collect();
+    let ids: Vec<&[u8]> = suspects.iter().map(|(.., id)| id.as_bytes().as_slice()).collect();
+    let statement = query(sql::LINK).bind(&scopes).bind(&keys).bind(&parts).bind(&first_seen).bind(&ids);
+    let rows = statement.fetch_all(conn).await?;
+    let mut newly = 0;
+    for row in rows {
+        newly += u64::from(row.try_get::<bool, _>("newly")?);
+    }
+    Ok(newly)
+}

@@ -1,0 +1,76 @@
+//! Reading: live rows, and history by key or by payload.
+
+use ledger_domain::ports::{ClaimRow, HistoryPage, HistoryQuery, LiveCursor, StoreError};
+use ledger_domain::{PayloadHash, Subject, Tenant, Timestamp};
+use sqlx::postgres::PgRow;
+
+use super::row::{PgTime, claim_row, history_row};
+use super::{PostgresLedger, query, settle, sql};
+use crate::cold::{LIVE_ROWS_MAX, Window};
+
+impl PostgresLedger {
+    pub(super) async fn read_live(
+        &self,
+        now: Timestamp,
+        cursor: Option<&LiveCursor>,
+        limit: usize,
+    ) -> Result<Vec<ClaimRow>, StoreError> {
+        const OPERATION: &str = "read live rows";
+        let limit = i64::try_from(limit.min(LIVE_ROWS_MAX)).unwrap_or(i64::MAX);
+        let statement = match cursor {
+            None => query(sql::LIVE_FIRST).bind(PgTime(now)),
+            Some(Subject { scope, key }) => {
+                query(sql::LIVE_AFTER).bind(PgTime(now)).bind(scope.as_str()).bind(key.as_str()).bind(key.is_parts())
+            }
+        };
+        let mut conn = self.session(OPERATION).await?;
+        let rows = self.within(statement.bind(limit).fetch_all(&mut *conn)).await;
+        let rows = rows.and_then(|rows| rows.iter().map(claim_row).collect());
+        settle(OPERATION, &mut conn, rows)
+    }
+
+    pub(super) async fn read_by_key(
+        &self,
+        subject: &Subject,
+        history: &HistoryQuery,
+    ) -> Result<HistoryPage, StoreError> {
+        const OPERATION: &str = "read history by key";
+        let Some(window) = Window::of(history) else { return Ok(HistoryPage::default()) };
+        let statement = query(sql::BY_KEY)
+            .bind(subject.scope.as_str())
+            .bind(subject.key.as_str())
+            .bind(subject.key.is_parts())
+            .bind(PgTime(window.from))
+            .bind(PgTime(window.last))
+            .bind(window.below_id.as_ref().map(|id| id.as_bytes().as_slice()))
+            .bind(window.rows_wanted());
+        let mut conn = self.session(OPERATION).await?;
+        let rows = self.within(statement.fetch_all(&mut *conn)).await.and_then(|rows| page(&rows, &window));
+        settle(OPERATION, &mut conn, rows)
+    }
+
+    pub(super) async fn read_by_hash(
+        &self,
+        tenant: &Tenant,
+        payload: &PayloadHash,
+        history: &HistoryQuery,
+    ) -> Result<HistoryPage, StoreError> {
+        const OPERATION: &str = "read history by payload";
+        let Some(window) = Window::of(history) else { return Ok(HistoryPage::default()) };
+        let statement = query(sql::BY_HASH)
+            .bind(payload.as_bytes().as_slice())
+            .bind(tenant.as_str())
+            .bind(PgTime(window.from))
+            .bind(PgTime(window.last))
+            .bind(window.below_id.as_ref().map(|id| id.as_bytes().as_slice()))
+            .bind(window.rows_wanted());
+        let mut conn = self.session(OPERATION).await?;
+        let rows = self.within(statement.fetch_all(&mut *conn)).await.and_then(|rows| page(&rows, &window));
+        settle(OPERATION, &mut conn, rows)
+    }
+}
+
+fn page(rows: &[PgRow], window: &Window) -> Result<HistoryPage, sqlx::Error> {
+    let rows = rows.iter().map(history_row).collect::<Result<_, _>>()?;
+    Ok(window.page(rows))
+}

@@ -1,0 +1,200 @@
+//! The cold ledger's embedded twin: one SQLite file, the same contract.
+//!
+//! Writers take `BEGIN IMMEDIATE`, so one at a time reads, merges by the domain's own rules and writes; WAL lets readers go
+//! on. A commit is on disk when it returns (`synchronous = FULL`).
+
+mod error;
+mod row;
+mod write;
+
+use std::path::Path;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use ledger_domain::ports::{
+    ClaimRow, ColdLedger, HistoryPage, HistoryQuery, LiveCursor, Persisted, Registered, StoreError,
+};
+use ledger_domain::{Fact, PayloadHash, Record, Subject, Tenant, Timestamp};
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
+};
+use sqlx::{Sqlite, Transaction};
+
+use self::error::map;
+use self::row::{claim_row, history_row, time};
+use crate::cold::{LIVE_ROWS_MAX, Window, check_plausible, coalesce, won_after};
+
+/// How long a writer waits for another one.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Readers and writers open at once.
+const MAX_CONNECTIONS: u32 = 4;
+
+/// The cold ledger in one SQLite file.
+#[derive(Debug, Clone)]
+pub struct SqliteLedger {
+    pool: SqlitePool,
+}
+
+impl SqliteLedger {
+    /// Opens the file at `path`, creates it where there is none, and brings its schema up to this release.
+    ///
+    /// # Errors
+    /// [`StoreError::DidNotHappen`] where the file cannot be opened or its schema is not the one expected.
+    pub async fn open(path: &Path) -> Result<Self, StoreError> {
+        const OPERATION: &str = "open the embedded cold ledger";
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .busy_timeout(BUSY_TIMEOUT);
+        let pool = SqlitePoolOptions::new()
+            .max_connections(MAX_CONNECTIONS)
+            .connect_with(options)
+            .await
+            .map_err(|e| StoreError::did_not_happen(OPERATION, e))?;
+        sqlx::migrate!("../../migrations/sqlite")
+            .run(&pool)
+            .await
+            .map_err(|e| StoreError::did_not_happen(OPERATION, e))?;
+        Ok(Self { pool })
+    }
+
+    /// A transaction that holds the file's one write lock.
+    async fn begin(&self, operation: &'static str) -> Result<Transaction<'static, Sqlite>, StoreError> {
+        self.pool.begin_with("BEGIN IMMEDIATE").await.map_err(|e| StoreError::did_not_happen(operation, e))
+    }
+}
+
+#[async_trait]
+impl ColdLedger for SqliteLedger {
+    async fn register(
+        &self,
+        subject: &Subject,
+        wanted: &Record,
+        replay_seconds: u64,
+    ) -> Result<Registered, StoreError> {
+        const OPERATION: &str = "register in the embedded cold ledger";
+        let won_after = won_after(wanted, replay_seconds);
+        let mut tx = self.begin(OPERATION).await?;
+        let work = async {
+            let registered = write::register(&mut tx, subject, wanted, won_after).await?;
+            tx.commit().await?;
+            Ok(registered)
+        };
+        work.await.map_err(|e| map(OPERATION, e))
+    }
+
+    async fn persist(&self, facts: &[Fact], now: Timestamp) -> Result<Persisted, StoreError> {
+        const OPERATION: &str = "persist facts in the embedded cold ledger";
+        for fact in facts {
+            check_plausible(OPERATION, fact.record.first_seen_at, now)?;
+        }
+        let mut tx = self.begin(OPERATION).await?;
+        let work = async {
+            let mut persisted = Persisted::default();
+            for key in coalesce(facts) {
+                let (record, false_new) = write::persist(&mut tx, &key).await?;
+                persisted.false_new += false_new;
+                persisted.claims.push(ClaimRow { subject: key.subject.clone(), record });
+            }
+            tx.commit().await?;
+            Ok(persisted)
+        };
+        work.await.map_err(|e| map(OPERATION, e))
+    }
+
+    async fn live(
+        &self,
+        now: Timestamp,
+        cursor: Option<&LiveCursor>,
+        limit: usize,
+    ) -> Result<Vec<ClaimRow>, StoreError> {
+        // Every subject comes after the empty one.
+        let (scope, key, is_parts) = cursor
+            .map_or(("", "", false), |subject| (subject.scope.as_str(), subject.key.as_str(), subject.key.is_parts()));
+        let rows = sqlx::query(
+            "SELECT * FROM dedup_claim WHERE window_ends_at > ?1 AND (scope, key, key_is_parts) > (?2, ?3, ?4) \
+             ORDER BY scope, key, key_is_parts LIMIT ?5",
+        )
+        .bind(now.as_millis())
+        .bind(scope)
+        .bind(key)
+        .bind(is_parts)
+        .bind(i64::try_from(limit.min(LIVE_ROWS_MAX)).unwrap_or(i64::MAX))
+        .fetch_all(&self.pool)
+        .await;
+        let rows = rows.and_then(|rows| rows.iter().map(claim_row).collect());
+        rows.map_err(|e| map("read live rows", e))
+    }
+
+    async fn by_key(&self, subject: &Subject, query: &HistoryQuery) -> Result<HistoryPage, StoreError> {
+        let Some(window) = Window::of(query) else { return Ok(HistoryPage::default()) };
+        let rows = sqlx::query(
+            "SELECT * FROM dedup_ledger WHERE scope = ?1 AND key = ?2 AND key_is_parts = ?3 \
+             AND first_seen_at >= ?4 AND first_seen_at <= ?5 \
+             AND (?6 IS NULL OR first_seen_at < ?5 OR registration_id < ?6) \
+             ORDER BY first_seen_at DESC, registration_id DESC LIMIT ?7",
+        )
+        .bind(subject.scope.as_str())
+        .bind(subject.key.as_str())
+        .bind(subject.key.is_parts())
+        .bind(window.from.as_millis())
+        .bind(window.last.as_millis())
+        .bind(window.below_id.as_ref().map(|id| id.as_bytes().as_slice()))
+        .bind(window.rows_wanted())
+        .fetch_all(&self.pool)
+        .await;
+        rows.and_then(|rows| page(&rows, &window)).map_err(|e| map("read history by key", e))
+    }
+
+    async fn by_hash(
+        &self,
+        tenant: &Tenant,
+        payload: &PayloadHash,
+        query: &HistoryQuery,
+    ) -> Result<HistoryPage, StoreError> {
+        let Some(window) = Window::of(query) else { return Ok(HistoryPage::default()) };
+        let rows = sqlx::query(
+            "SELECT * FROM dedup_ledger WHERE payload_sha256 = ?1 AND substr(scope, 1, instr(scope, ':') - 1) = ?2 \
+             AND first_seen_at >= ?3 AND first_seen_at <= ?4 \
+             AND (?5 IS NULL OR first_seen_at < ?4 OR registration_id < ?5) \
+             ORDER BY first_seen_at DESC, registration_id DESC LIMIT ?6",
+        )
+        .bind(payload.as_bytes().as_slice())
+        .bind(tenant.as_str())
+        .bind(window.from.as_millis())
+        .bind(window.last.as_millis())
+        .bind(window.below_id.as_ref().map(|id| id.as_bytes().as_slice()))
+        .bind(window.rows_wanted())
+        .fetch_all(&self.pool)
+        .await;
+        rows.and_then(|rows| page(&rows, &window)).map_err(|e| map("read history by payload", e))
+    }
+
+    async fn note_drained(&self, at: Timestamp) -> Result<(), StoreError> {
+        let noted = sqlx::query(
+            "INSERT INTO dedup_watermark AS t (one_row, drained_until) VALUES (1, ?1) \
+             ON CONFLICT (one_row) DO UPDATE SET drained_until = max(t.drained_until, excluded.drained_until)",
+        )
+        .bind(at.as_millis())
+        .execute(&self.pool)
+        .await;
+        noted.map(drop).map_err(|e| map("note how far facts are drained", e))
+    }
+
+    async fn drained_until(&self) -> Result<Option<Timestamp>, StoreError> {
+        let read = sqlx::query_scalar("SELECT drained_until FROM dedup_watermark").fetch_optional(&self.pool).await;
+        read.and_then(|at| at.map(time).transpose()).map_err(|e| map("read how far facts are drained", e))
+    }
+
+    async fn time(&self) -> Result<Timestamp, StoreError> {
+        let read = sqlx::query_scalar("SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER)");
+        read.fetch_one(&self.pool).await.and_then(time).map_err(|e| map("read the cold ledger's time", e))
+    }
+}
+
+fn page(rows: &[SqliteRow], window: &Window) -> Result<HistoryPage, sqlx::Error> {
+    let rows = rows.iter().map(history_row).collect::<Result<_, _>>()?;
+    Ok(window.page(rows))
+}
