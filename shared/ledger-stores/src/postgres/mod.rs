@@ -165,6 +165,15 @@ impl ColdLedger for PostgresLedger {
         self.register_claim(subject, wanted, replay_seconds).await
     }
 
+    async fn sight(
+        &self,
+        subject: &Subject,
+        sighted: &Record,
+        replay_seconds: u64,
+    ) -> Result<Option<Registered>, StoreError> {
+        self.sight_claim(subject, sighted, replay_seconds).await
+    }
+
     async fn persist(&self, facts: &[Fact], now: Timestamp) -> Result<Persisted, StoreError> {
         self.persist_facts(facts, now).await
     }

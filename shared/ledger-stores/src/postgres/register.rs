@@ -1,4 +1,4 @@
-//! The registering statement.
+//! The registering statement, and its sibling that only counts.
 
 use ledger_domain::ports::{Registered, StoreError};
 use ledger_domain::{Record, Subject, Timestamp};
@@ -36,6 +36,41 @@ impl PostgresLedger {
                 attempt += 1;
             } else {
                 return settle(OPERATION, &mut conn, Err(error));
+            }
+        }
+    }
+}
+
+impl PostgresLedger {
+    pub(super) async fn sight_claim(
+        &self,
+        subject: &Subject,
+        sighted: &Record,
+        replay_seconds: u64,
+    ) -> Result<Option<Registered>, StoreError> {
+        const OPERATION: &str = "count a sighting in the cold ledger";
+        let won_after = won_after(sighted, replay_seconds);
+        let mut conn = self.session(OPERATION).await?;
+        let mut attempt = 1;
+        loop {
+            let sight = query(sql::SIGHT)
+                .bind(subject.scope.as_str())
+                .bind(subject.key.as_str())
+                .bind(subject.key.is_parts())
+                .bind(sighted.nonce.as_bytes().as_slice())
+                .bind(PgTime(won_after))
+                .bind(PgTime(sighted.first_seen_at))
+                .bind(sighted.payload_hash.as_bytes().as_slice());
+            match self.within(sight.fetch_optional(&mut *conn)).await {
+                Err(error) if error::is_lost_race(&error) && attempt < ATTEMPTS => {
+                    back_off(attempt).await;
+                    attempt += 1;
+                }
+                result => {
+                    let row = result.and_then(|row| row.map(|row| claim_row(&row)).transpose());
+                    let row = settle(OPERATION, &mut conn, row)?;
+                    return Ok(row.map(|row| decide(row.record, sighted, won_after)));
+                }
             }
         }
     }

@@ -78,6 +78,21 @@ macro_rules! merge_history {
     };
 }
 
+/// Merges the row of `claim`, as it now stands, into history, and gives it back.
+macro_rules! history_of_claim {
+    () => {
+        concat!(
+            "history AS (INSERT INTO dedup_ledger AS t (",
+            columns!(),
+            ", response_sha256, response_length) SELECT ",
+            columns!(),
+            ", sha256(response_body), octet_length(response_body) FROM claim ",
+            merge_history!(),
+            ") SELECT * FROM claim"
+        )
+    };
+}
+
 /// Registers: the claim is inserted, replaced where its window is over, left alone where this check won it, else counted
 /// on; history takes the row that then stands. Parameters 1 to 19 are the columns, 20 is the time after which a check
 /// with this nonce must have won to be this check's own try.
@@ -124,14 +139,26 @@ pub(super) const REGISTER: &str = concat!(
                          t.nonce = excluded.nonce \
                          AND (t.registration_id = excluded.registration_id OR t.won_at > $20) AS own) g) f) \
      RETURNING t.*), \
-     history AS (INSERT INTO dedup_ledger AS t (",
-    columns!(),
-    ", response_sha256, response_length) \
-     SELECT ",
-    columns!(),
-    ", sha256(response_body), octet_length(response_body) FROM claim ",
-    merge_history!(),
-    ") SELECT * FROM claim"
+     ",
+    history_of_claim!()
+);
+
+/// Counts a sighting on the registration that stands in its window; no row where none does. Parameters 1 to 3 are the key, 4
+/// the nonce, 5 the time after which a check with it must have won to be this check's own, 6 now, 7 the payload's hash.
+pub(super) const SIGHT: &str = concat!(
+    "WITH claim AS (UPDATE dedup_claim AS t SET \
+     (last_seen_at, retry_count, drift_count, drift_last_sha256, drift_last_at) = (SELECT \
+      CASE WHEN f.own THEN t.last_seen_at ELSE greatest(t.last_seen_at, $6) END, \
+      CASE WHEN f.own THEN t.retry_count ELSE least(t.retry_count + 1, 4294967295) END, \
+      CASE WHEN f.drifted THEN least(coalesce(t.drift_count, 0) + 1, 4294967295) ELSE t.drift_count END, \
+      CASE WHEN f.drifted AND f.later_drift THEN $7 ELSE t.drift_last_sha256 END, \
+      CASE WHEN f.drifted AND f.later_drift THEN $6 ELSE t.drift_last_at END \
+      FROM (SELECT g.own, NOT g.own AND t.payload_sha256 <> $7 AS drifted, \
+                   t.drift_last_at IS NULL OR ($6, $7) > (t.drift_last_at, t.drift_last_sha256) AS later_drift \
+            FROM (SELECT t.nonce = $4 AND t.won_at > $5 AS own) g) f) \
+     WHERE scope = $1 AND key = $2 AND key_is_parts = $3 AND window_ends_at > $6 \
+     RETURNING t.*), ",
+    history_of_claim!()
 );
 
 /// Merges a batch into `dedup_claim`: one row per key, in the order of the keys. Parameters 1 to 19 are the columns, 20 the

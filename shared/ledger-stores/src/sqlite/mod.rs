@@ -85,6 +85,23 @@ impl ColdLedger for SqliteLedger {
         work.await.map_err(|e| map(OPERATION, e))
     }
 
+    async fn sight(
+        &self,
+        subject: &Subject,
+        sighted: &Record,
+        replay_seconds: u64,
+    ) -> Result<Option<Registered>, StoreError> {
+        const OPERATION: &str = "count a sighting in the embedded cold ledger";
+        let won_after = won_after(sighted, replay_seconds);
+        let mut tx = self.begin(OPERATION).await?;
+        let work = async {
+            let found = write::sight_standing(&mut tx, subject, sighted, won_after).await?;
+            tx.commit().await?;
+            Ok(found)
+        };
+        work.await.map_err(|e| map(OPERATION, e))
+    }
+
     async fn persist(&self, facts: &[Fact], now: Timestamp) -> Result<Persisted, StoreError> {
         const OPERATION: &str = "persist facts in the embedded cold ledger";
         for fact in facts {

@@ -15,24 +15,33 @@ pub(super) async fn register(
     wanted: &Record,
     won_after: Timestamp,
 ) -> Result<Registered, sqlx::Error> {
-    let now = wanted.first_seen_at;
-    match read_claim(conn, subject).await? {
-        Some(standing) if !standing.is_over(now) => {
-            if is_own(&standing, wanted, won_after) {
-                return Ok(Registered::Ours(Box::new(standing)));
-            }
-            let mut counted = standing;
-            sight(&mut counted, now, &wanted.payload_hash);
-            write_claim(conn, subject, &counted).await?;
-            merge_history(conn, subject, &counted).await?;
-            Ok(Registered::Theirs(Box::new(counted)))
-        }
-        Some(_) | None => {
-            write_claim(conn, subject, wanted).await?;
-            merge_history(conn, subject, wanted).await?;
-            Ok(Registered::Ours(Box::new(wanted.clone())))
-        }
+    if let Some(standing) = sight_standing(conn, subject, wanted, won_after).await? {
+        return Ok(standing);
     }
+    write_claim(conn, subject, wanted).await?;
+    merge_history(conn, subject, wanted).await?;
+    Ok(Registered::Ours(Box::new(wanted.clone())))
+}
+
+/// Counts a sighting on the registration that stands in its window, unless it is this check's own.
+pub(super) async fn sight_standing(
+    conn: &mut SqliteConnection,
+    subject: &Subject,
+    sighted: &Record,
+    won_after: Timestamp,
+) -> Result<Option<Registered>, sqlx::Error> {
+    let now = sighted.first_seen_at;
+    let Some(standing) = read_claim(conn, subject).await?.filter(|standing| !standing.is_over(now)) else {
+        return Ok(None);
+    };
+    if is_own(&standing, sighted, won_after) {
+        return Ok(Some(Registered::Ours(Box::new(standing))));
+    }
+    let mut counted = standing;
+    sight(&mut counted, now, &sighted.payload_hash);
+    write_claim(conn, subject, &counted).await?;
+    merge_history(conn, subject, &counted).await?;
+    Ok(Some(Registered::Theirs(Box::new(counted))))
 }
 
 /// Merges one key's registrations into both tables. Gives the live row, and how many false NEWs were found.
