@@ -1,0 +1,379 @@
+//! Check, cold writer and search together, on the in-memory tier and each cold ledger: what the tiers owe each other.
+
+#![expect(clippy::expect_used, reason = "a test that cannot be set up fails")]
+
+use std::sync::Arc;
+
+use ledger_domain::check::Check;
+use ledger_domain::persist::{Failure, Writer, Written, refill};
+use ledger_domain::ports::{Clock, ColdLedger, EventQueue, HistoryQuery, HotTier, StoreError};
+use ledger_domain::search::{Auditor, Location};
+use ledger_domain::transition::Found;
+use ledger_domain::{
+    ConfirmMiss, DecidedBy, Fact, NewVerdict, PolicyFields, PolicySet, SeenVerdict, Slot, State, Tenant, Timestamp,
+    Verdict,
+};
+use ledger_stores::memory::MemoryHotTier;
+use ledger_stores::postgres::{PostgresConfig, PostgresLedger};
+use ledger_stores::sqlite::SqliteLedger;
+use ledger_testkit::clock::ManualClock;
+use ledger_testkit::house::{House, Send, check, with_request_id};
+use ledger_testkit::postgres_server::PostgresServer;
+
+const START: i64 = 1_790_000_000_000;
+
+struct Test {
+    house: House,
+    hot: Arc<MemoryHotTier>,
+    cold: Arc<dyn ColdLedger>,
+    clock: Arc<ManualClock>,
+    _folder: Option<tempfile::TempDir>,
+}
+
+/// Runs a case on SQLite and on PostgreSQL.
+macro_rules! on_each_ledger {
+    ($($(#[$meta:meta])* $case:ident),+ $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() {
+                super::$case(super::on_sqlite().await).await;
+            })+
+        }
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() {
+                super::$case(super::on_postgres().await).await;
+            })+
+        }
+    };
+}
+
+on_each_ledger!(
+    a_policy_that_confirms_each_miss_gives_one_new_whatever_the_hot_tier_forgets,
+    concurrent_misses_of_a_tier_that_forgets_give_one_new,
+    a_tier_that_cannot_vouch_for_its_misses_has_them_settled,
+    its_own_retry_is_recognised_in_the_cold_ledger,
+    an_unreadable_value_is_settled_by_the_row_and_left_as_it_is,
+    a_lost_confirmation_is_healed_by_the_cold_writer,
+    a_lost_key_is_healed_and_a_newer_one_is_not_overwritten,
+    a_false_new_is_linked_and_counted_once_in_either_order,
+    poison_fails_alone_and_the_rest_is_written,
+    a_ledger_that_refuses_a_fact_fails_it_alone,
+    the_hot_tier_is_refilled_with_what_is_inside_its_window,
+    a_search_by_key_shows_hot_and_cold_as_one_newest_first,
+    a_search_by_hash_shows_one_tenant_and_says_up_to_when,
+);
+
+async fn on_sqlite() -> Test {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cold = SqliteLedger::open(&folder.path().join("ledger.sqlite")).await.expect("opens");
+    start(Arc::new(cold), Some(folder))
+}
+
+async fn on_postgres() -> Test {
+    let url = PostgresServer::shared().database().await;
+    let cold = PostgresLedger::connect_lazy(&url, &PostgresConfig::default()).expect("a valid URL");
+    start(Arc::new(cold), None)
+}
+
+fn start(cold: Arc<dyn ColdLedger>, folder: Option<tempfile::TempDir>) -> Test {
+    let clock = Arc::new(ManualClock::starting_at(Timestamp::from_millis(START)));
+    let hot = Arc::new(MemoryHotTier::new(10_000, Arc::clone(&clock) as Arc<dyn Clock>));
+    let house = house(&hot, &cold, &clock);
+    Test { house, hot, cold, clock, _folder: folder }
+}
+
+fn house(hot: &Arc<MemoryHotTier>, cold: &Arc<dyn ColdLedger>, clock: &Arc<ManualClock>) -> House {
+    let hot = Arc::clone(hot) as Arc<dyn HotTier>;
+    House::new(hot, Some(Arc::clone(cold)), Arc::clone(clock) as Arc<dyn Clock>)
+}
+
+impl Test {
+    async fn told_new(&self, check: Check) -> NewVerdict {
+        match self.house.ledger.check(&[check]).await.pop() {
+            Some(Ok(Verdict::New(new))) => new,
+            other => panic!("expected NEW, got {other:?}"),
+        }
+    }
+
+    async fn told_seen(&self, check: Check) -> SeenVerdict {
+        match self.house.ledger.check(&[check]).await.pop() {
+            Some(Ok(Verdict::Seen(seen))) => seen,
+            other => panic!("expected SEEN, got {other:?}"),
+        }
+    }
+
+    /// The hot tier loses all it knew.
+    fn lose_the_hot_tier(&mut self) {
+        let queue = Arc::clone(&self.house.queue);
+        self.hot = Arc::new(MemoryHotTier::new(10_000, Arc::clone(&self.clock) as Arc<dyn Clock>));
+        self.house.ledger.hot = Arc::clone(&self.hot) as Arc<dyn HotTier>;
+        self.house.queue = queue;
+    }
+
+    fn confirm_each_miss(&self) {
+        let mut set = PolicySet::default();
+        let fields = PolicyFields { confirm_miss: Some(ConfirmMiss::Always), ..PolicyFields::default() };
+        set.set_tenant(&Tenant::parse("t").expect("valid"), fields).expect("valid");
+        self.house.policies.set(Some(set));
+    }
+
+    fn writer(&self) -> Writer {
+        Writer {
+            cold: Arc::clone(&self.cold),
+            hot: Some(Arc::clone(&self.hot) as Arc<dyn HotTier>),
+            clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
+        }
+    }
+
+    async fn drain(&self, facts: &[Fact]) -> Written {
+        let bodies: Vec<_> = facts.iter().map(Fact::to_json).collect();
+        self.writer().write(&bodies).await
+    }
+
+    fn auditor(&self) -> Auditor {
+        Auditor {
+            hot: Arc::clone(&self.hot) as Arc<dyn HotTier>,
+            cold: Arc::clone(&self.cold),
+            queue: Arc::clone(&self.house.queue) as Arc<dyn EventQueue>,
+            clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
+        }
+    }
+
+    async fn stands(&self, check: &Check) -> Found {
+        let slot = Slot::of(&check.subject.scope, &check.subject.key);
+        self.hot.read(&[slot]).await.pop().expect("one result").expect("readable")
+    }
+}
+
+fn all() -> HistoryQuery {
+    HistoryQuery { from: Timestamp::MIN, to: Timestamp::MAX, after: None, limit: 100 }
+}
+
+async fn a_policy_that_confirms_each_miss_gives_one_new_whatever_the_hot_tier_forgets(mut t: Test) {
+    t.confirm_each_miss();
+    let new = t.told_new(check("t:as4", "k", 1)).await;
+    assert_eq!(new.decided_by, DecidedBy::Cold);
+    assert!(t.house.queue.taken().is_empty(), "the registering statement is durable by itself");
+    // A repeat needs the hot tier only.
+    let seen = t.told_seen(check("t:as4", "k", 1)).await;
+    assert_eq!((seen.retry_count, seen.decided_by), (1, DecidedBy::Hot));
+    t.lose_the_hot_tier();
+    let seen = t.told_seen(check("t:as4", "k", 2)).await;
+    assert_eq!((seen.decided_by, seen.first_seen_at), (DecidedBy::Cold, new.first_seen_at));
+    assert!(seen.payload_hash_drift, "drift on this path too");
+    // And the verdict went to the hot tier.
+    let again = t.told_seen(check("t:as4", "k", 1)).await;
+    assert_eq!((again.decided_by, again.retry_count), (DecidedBy::Hot, seen.retry_count + 1));
+}
+
+async fn concurrent_misses_of_a_tier_that_forgets_give_one_new(t: Test) {
+    let houses: Vec<_> = (0..20)
+        .map(|_| {
+            let hot = Arc::new(MemoryHotTier::new(100, Arc::clone(&t.clock) as Arc<dyn Clock>));
+            let house = house(&hot, &t.cold, &t.clock);
+            house.trust.set(false);
+            house
+        })
+        .collect();
+    let tasks: Vec<_> = houses
+        .into_iter()
+        .enumerate()
+        .map(|(n, house)| {
+            // Entropy counts from 1 in each house: a requestId keeps their nonces apart.
+            let asked = with_request_id(check("t:as4", "k", 1), &n.to_string());
+            tokio::spawn(async move { house.ledger.check(&[asked]).await.pop() })
+        })
+        .collect();
+    let mut new = 0;
+    let mut counts = Vec::new();
+    for task in tasks {
+        match task.await.expect("no panic") {
+            Some(Ok(Verdict::New(_))) => new += 1,
+            Some(Ok(Verdict::Seen(seen))) => counts.push(seen.retry_count),
+            other => panic!("expected a verdict, got {other:?}"),
+        }
+    }
+    counts.sort_unstable();
+    assert_eq!((new, counts), (1, (1..=19).collect::<Vec<_>>()));
+}
+
+async fn a_tier_that_cannot_vouch_for_its_misses_has_them_settled(mut t: Test) {
+    t.told_new(check("t:as4", "k", 1)).await;
+    assert_eq!(t.drain(&t.house.queue.taken()).await.persisted, 1);
+    t.lose_the_hot_tier();
+    t.house.trust.set(false);
+    assert_eq!(t.told_seen(check("t:as4", "k", 1)).await.decided_by, DecidedBy::Cold);
+    assert_eq!(t.told_new(check("t:as4", "other", 1)).await.decided_by, DecidedBy::Cold);
+}
+
+async fn its_own_retry_is_recognised_in_the_cold_ledger(mut t: Test) {
+    t.confirm_each_miss();
+    let asked = with_request_id(check("t:as4", "k", 1), "delivery-1");
+    let first = t.told_new(asked.clone()).await;
+    t.lose_the_hot_tier();
+    let again = t.told_new(asked).await;
+    assert!(again.replayed);
+    assert_eq!(again.first_seen_at, first.first_seen_at);
+    assert_eq!(t.told_seen(check("t:as4", "k", 1)).await.retry_count, 1, "a replay is no sighting");
+}
+
+async fn an_unreadable_value_is_settled_by_the_row_and_left_as_it_is(t: Test) {
+    let asked = check("t:as4", "k", 1);
+    let new = t.told_new(asked.clone()).await;
+    t.drain(&t.house.queue.taken()).await;
+    let slot = Slot::of(&asked.subject.scope, &asked.subject.key);
+    t.hot.put_raw(slot, b"\x02of another release", new.window_ends_at).expect("room");
+    let seen = t.told_seen(check("t:as4", "k", 2)).await;
+    assert_eq!((seen.decided_by, seen.retry_count, seen.payload_hash_drift), (DecidedBy::Cold, 1, true));
+    assert_eq!(t.told_seen(asked.clone()).await.retry_count, 2);
+    assert_eq!(t.stands(&asked).await, Found::Unreadable);
+    // A key that the cold ledger does not know either: never NEW.
+    let other = check("t:as4", "other", 1);
+    let slot = Slot::of(&other.subject.scope, &other.subject.key);
+    t.hot.put_raw(slot, b"\x02of another release", new.window_ends_at).expect("room");
+    assert!(t.house.ledger.check(&[other]).await[0].is_err());
+}
+
+async fn a_lost_confirmation_is_healed_by_the_cold_writer(t: Test) {
+    let asked = check("t:as4", "k", 1);
+    // The fact is taken, but nobody knows: NEW, and the record stays PENDING.
+    t.house.queue.script([Send::TakeAndLoseReply; 3]);
+    assert!(!t.told_new(asked.clone()).await.durable);
+    let written = t.drain(&t.house.queue.taken()).await;
+    assert_eq!((written.persisted, written.healed, written.false_new), (3, 1, 0));
+    assert_eq!(t.told_seen(asked).await.retry_count, 1);
+}
+
+async fn a_lost_key_is_healed_and_a_newer_one_is_not_overwritten(mut t: Test) {
+    let asked = check("t:as4", "k", 1);
+    let new = t.told_new(asked.clone()).await;
+    let facts = t.house.queue.taken();
+    t.lose_the_hot_tier();
+    assert_eq!(t.drain(&facts).await.healed, 1);
+    let seen = t.told_seen(asked.clone()).await;
+    assert_eq!((seen.first_seen_at, seen.decided_by), (new.first_seen_at, DecidedBy::Hot));
+    // Delivered again, it changes nothing: what stands there is newer.
+    assert_eq!(t.drain(&facts).await.healed, 0);
+    assert_eq!(t.told_seen(asked).await.retry_count, 2);
+}
+
+async fn a_false_new_is_linked_and_counted_once_in_either_order(mut t: Test) {
+    for (key, reversed) in [("in order", false), ("reversed", true)] {
+        let sent_before = t.house.queue.taken().len();
+        let first = t.told_new(check("t:as4", key, 1)).await;
+        t.lose_the_hot_tier();
+        t.clock.advance(1_000);
+        t.told_new(check("t:as4", key, 1)).await;
+        let mut facts = t.house.queue.taken().split_off(sent_before);
+        if reversed {
+            facts.reverse();
+        }
+        let mut false_new = 0;
+        for fact in facts.iter().chain(&facts) {
+            false_new += t.drain(std::slice::from_ref(fact)).await.false_new;
+        }
+        assert_eq!(false_new, 1, "{key}: counted once, however often it is delivered");
+        let page = t.auditor().by_key(&check("t:as4", key, 1).subject, &all()).await.expect("answers");
+        let [newer, older] = &page.messages[..] else { panic!("both rows are kept: {page:?}") };
+        assert_eq!((older.record.first_seen_at, older.false_new_of), (first.first_seen_at, None));
+        assert_eq!(newer.false_new_of, Some(older.record.registration_id), "linked");
+    }
+}
+
+async fn poison_fails_alone_and_the_rest_is_written(t: Test) {
+    t.told_new(check("t:as4", "a", 1)).await;
+    t.told_new(check("t:as4", "b", 1)).await;
+    let good: Vec<_> = t.house.queue.taken().iter().map(Fact::to_json).collect();
+    let unknown_version = good[0].replacen("\"v\":1", "\"v\":2", 1);
+    let bodies = [good[0].as_str(), "not JSON", &unknown_version, "{}", "", &good[1]];
+    let written = t.writer().write(&bodies).await;
+    assert_eq!(written.persisted, 2);
+    let failed: Vec<_> = written.failures.iter().map(|(at, _)| *at).collect();
+    assert_eq!(failed, [1, 2, 3, 4]);
+    assert!(written.failures.iter().all(|(_, failure)| matches!(failure, Failure::NotAFact(_))));
+}
+
+async fn a_ledger_that_refuses_a_fact_fails_it_alone(t: Test) {
+    for n in 0..20 {
+        t.told_new(check("t:as4", &n.to_string(), 1)).await;
+    }
+    let mut facts = t.house.queue.taken();
+    // Two first sightings so long ago that no month is made for them.
+    for at in [3, 17] {
+        let record = &mut facts[at].record;
+        record.first_seen_at = Timestamp::from_millis(1);
+        record.window_ends_at = Timestamp::from_millis(1_000);
+    }
+    let written = t.drain(&facts).await;
+    let failed: Vec<_> = written.failures.iter().map(|(at, _)| *at).collect();
+    assert_eq!((written.persisted, failed), (18, vec![3, 17]));
+    assert!(written.failures.iter().all(|(_, f)| matches!(f, Failure::Store(StoreError::Rejected { .. }))));
+}
+
+async fn the_hot_tier_is_refilled_with_what_is_inside_its_window(mut t: Test) {
+    let short = Check { ttl_seconds: Some(60), ..check("t:as4", "short", 1) };
+    t.told_new(short.clone()).await;
+    t.told_new(check("t:as4", "long", 1)).await;
+    t.told_seen(check("t:as4", "long", 2)).await;
+    t.drain(&t.house.queue.taken()).await;
+    t.drain(&t.house.queue.offered()).await;
+    t.lose_the_hot_tier();
+    t.clock.advance(61_000);
+    let refilled = refill(&*t.cold, &*t.hot, &*t.clock).await.expect("both answer");
+    assert_eq!(refilled, 1);
+    assert_eq!(t.told_seen(check("t:as4", "long", 1)).await.retry_count, 2, "history goes on where it was");
+    t.told_new(short).await;
+}
+
+async fn a_search_by_key_shows_hot_and_cold_as_one_newest_first(t: Test) {
+    let asked = || Check { ttl_seconds: Some(60), ..check("t:as4", "k", 1) };
+    let subject = asked().subject;
+    for _ in 0..3 {
+        t.told_new(asked()).await;
+        t.clock.advance(60_000);
+    }
+    t.drain(&t.house.queue.taken()[..2]).await;
+    t.told_new(asked()).await;
+    t.told_seen(asked()).await;
+    // Drained: the first two. Only hot: the fourth; the third is lost to view until its fact is drained.
+    let page = t.auditor().by_key(&subject, &all()).await.expect("answers");
+    let shown: Vec<_> = page.messages.iter().map(|m| (m.location, m.record.retry_count, m.record.state)).collect();
+    let registered = State::Registered;
+    assert_eq!(
+        shown,
+        [(Location::Hot, 1, registered), (Location::Cold, 0, registered), (Location::Cold, 0, registered)]
+    );
+    t.drain(&t.house.queue.taken()).await;
+    // Known to both: shown once, with the newer facts. And page by page it is the same list.
+    let whole = t.auditor().by_key(&subject, &all()).await.expect("answers");
+    assert_eq!(whole.messages.len(), 4);
+    assert_eq!((whole.messages[0].location, whole.messages[0].record.retry_count), (Location::Hot, 1));
+    let mut paged = Vec::new();
+    let mut query = HistoryQuery { limit: 1, ..all() };
+    loop {
+        let page = t.auditor().by_key(&subject, &query).await.expect("answers");
+        paged.extend(page.messages);
+        match page.next {
+            Some(next) => query.after = Some(next),
+            None => break,
+        }
+    }
+    assert_eq!(paged, whole.messages);
+    assert!(!whole.hot_missing);
+}
+
+async fn a_search_by_hash_shows_one_tenant_and_says_up_to_when(t: Test) {
+    for (scope, key) in [("t:as4", "a"), ("t:as2", "b"), ("t1:as4", "c"), ("t10:as4", "d")] {
+        t.told_new(check(scope, key, 1)).await;
+        t.clock.advance(1_000);
+    }
+    t.told_new(check("t:as4", "other payload", 2)).await;
+    let auditor = t.auditor();
+    assert_eq!(auditor.as_of().await.expect("answers"), None, "five facts wait, and it was never drained");
+    t.drain(&t.house.queue.taken()).await;
+    let tenant = Tenant::parse("t").expect("valid");
+    let page = auditor.by_hash(&tenant, &check("t:as4", "a", 1).payload, &all()).await.expect("answers");
+    let keys: Vec<_> = page.messages.iter().map(|m| m.subject.key.to_string()).collect();
+    assert_eq!(keys, ["b", "a"]);
+}
