@@ -3,7 +3,7 @@
 //! What it does not show, so nothing here proves it: who may do what (IAM is not checked, any credentials will do),
 //! throttling and the service's own failures, delayed consistency (its depths are exact at once), reordering and spontaneous
 //! redelivery, and which characters a message may hold. It does check the size of a message and of a batch, receipts,
-//! visibility, redrive to a dead-letter queue, and DynamoDB's paging at 1 MiB.
+//! visibility, redrive to a dead-letter queue, and paging in DynamoDB.
 
 use std::fmt;
 use std::io::{BufRead as _, BufReader};

@@ -1,5 +1,7 @@
 //! The event queue's contract on both implementations, and what only the SQLite file promises.
 
+#![expect(clippy::expect_used, reason = "a test; its helpers too may fail loudly")]
+
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

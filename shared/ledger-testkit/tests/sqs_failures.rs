@@ -1,5 +1,7 @@
 //! What an SQS failure says of the fact: each kind on a server that fails in just that way.
 
+#![expect(clippy::expect_used, reason = "a test; its helpers too may fail loudly")]
+
 use std::net::SocketAddr;
 
 use ledger_domain::ports::{EventQueue as _, StoreError};
