@@ -2,6 +2,9 @@
 
 #![expect(clippy::expect_used, reason = "a fixture that cannot be built fails its test")]
 
+pub mod aws_server;
 pub mod clock;
+pub mod control_plane;
+pub mod event_queue;
 pub mod house;
 pub mod postgres_server;
