@@ -1,3 +1,159 @@
-//! x
+//! The whole ledger in one process: `cargo run`.
+//!
+//! The same routers as the functions, on the embedded tiers or, where a variable names one, on real ones. `migrate` as the
+//! only argument brings the schema of `DATABASE_URL` up to this release and ends.
+
+mod config;
+mod drain;
 mod server;
-fn main() {}
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use axum::Router;
+use ledger_domain::check::{Counters, Ledger};
+use ledger_domain::persist::{Writer, refill};
+use ledger_domain::search::Auditor;
+use ledger_lambda::env::Env;
+use ledger_lambda::freshness::Freshness;
+use ledger_lambda::http::Caller;
+use ledger_lambda::{telemetry, tiers};
+use ledger_stores::clock::OsEntropy;
+use ledger_stores::hot_watch::{HotWatch, HotWatchSettings};
+use ledger_stores::outbox::{Outbox, OutboxSettings};
+use ledger_stores::policy_cache::{PolicyCache, PolicyCacheSettings};
+use ledger_stores::postgres::PostgresLedger;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use config::{Settings, StartError, Tiers};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let env = Env::process();
+    telemetry::start(telemetry::Format::Text, env.optional("RUST_LOG").or(Some("warn")));
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let ended = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => run(&env).await,
+        ["migrate"] => migrate(&env).await,
+        _ => Err(StartError::Tier { what: "arguments", why: "expected none, or `migrate`".to_owned() }),
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn migrate(env: &Env) -> Result<(), StartError> {
+    let ledger = tiers::postgres(env.required("DATABASE_URL", "the database to migrate")?, 1)?;
+    PostgresLedger::migrate(ledger.pool()).await.map_err(|error| StartError::tier("DATABASE_URL", &error))
+}
+
+async fn run(env: &Env) -> Result<(), StartError> {
+    let settings = Settings::of(env)?;
+    let tiers = Tiers::open(env, &settings.data).await?;
+    let policies = Arc::new(PolicyCache::new(tiers.control_plane, PolicyCacheSettings::default()));
+    policies.load().await.map_err(|error| StartError::tier("policies", &error))?;
+    policies.refresh_in_background();
+    let trust = Arc::new(HotWatch::new(Arc::clone(&tiers.hot), HotWatchSettings::default()));
+    trust.ensure_fresh().await;
+    trust.refresh_in_background();
+
+    let writer =
+        Writer { cold: Arc::clone(&tiers.cold), hot: Some(Arc::clone(&tiers.hot)), clock: Arc::clone(&tiers.clock) };
+    let cold_writer = Arc::new(cold_writer::App {
+        writer,
+        queue: Some(Arc::clone(&tiers.queue)),
+        cold: Arc::clone(&tiers.cold),
+        clock: Arc::clone(&tiers.clock),
+    });
+    // Before the first answer: what was answered NEW before a restart is known again.
+    drain::drain(&cold_writer, &*tiers.consumer).await.map_err(|error| StartError::tier("event queue", &error))?;
+    let refilled = refill(&*tiers.cold, &*tiers.hot, &*tiers.clock).await;
+    let refilled = refilled.map_err(|error| StartError::tier("refill of the hot tier", &error))?;
+
+    let outbox = Arc::new(Outbox::start(Arc::clone(&tiers.queue), OutboxSettings::default()));
+    let ledger = Ledger {
+        hot: Arc::clone(&tiers.hot),
+        trust: Arc::clone(&trust) as _,
+        queue: Arc::clone(&tiers.queue),
+        repeats: Arc::clone(&outbox) as _,
+        cold: Some(Arc::clone(&tiers.cold)),
+        policies: Arc::clone(&policies) as _,
+        clock: Arc::clone(&tiers.clock),
+        entropy: Arc::new(OsEntropy),
+        counters: Counters::default(),
+    };
+    let auditor =
+        Auditor { hot: tiers.hot, cold: Arc::clone(&tiers.cold), queue: Arc::clone(&tiers.queue), clock: tiers.clock };
+    let mut remembered = tiers.remembered;
+    remembered.extend([policies as _, trust as _]);
+    let check =
+        check::App { ledger, tenants: settings.tenants.clone(), default_tenant: settings.default_tenant.clone() };
+    let audit = audit::App { auditor, tenants: settings.tenants, default_tenant: settings.default_tenant };
+    let router = router(check, audit, Freshness::of(remembered));
+
+    let listener = TcpListener::bind(&settings.addr).await.map_err(|error| StartError::tier("LEDGER_ADDR", &error))?;
+    let addr = listener.local_addr().map_err(|error| StartError::tier("LEDGER_ADDR", &error))?;
+    greet(&addr.to_string(), &tiers.said, refilled);
+    let caller = Caller::named("local").map_err(|error| StartError::tier("caller", &error))?;
+    let (stop, stopped) = watch::channel(false);
+    let draining = tokio::spawn(drain::run(Arc::clone(&cold_writer), Arc::clone(&tiers.consumer), stopped));
+    server::serve(listener, router, caller, server::Limits::default(), stop_signal()).await;
+
+    // Requests are done; what they left behind goes the rest of its way.
+    outbox.flush().await;
+    stop.send_replace(true);
+    if draining.await.is_err() {
+        tracing::warn!("the drain ended badly; what it left is in the queue and is drained at the next start");
+    }
+    drain::drain(&cold_writer, &*tiers.consumer).await.map_err(|error| StartError::tier("event queue", &error))
+}
+
+/// One router over both functions' routes.
+fn router(check: check::App, audit: audit::App, freshness: Freshness) -> Router {
+    let audit = audit::router(Arc::new(audit));
+    check::router(Arc::new(check)).route_service("/v1/messages", audit).layer(axum::middleware::from_fn(
+        move |request, next: axum::middleware::Next| {
+            let freshness = freshness.clone();
+            async move {
+                freshness.ensure().await;
+                next.run(request).await
+            }
+        },
+    ))
+}
+
+#[expect(clippy::print_stdout, reason = "what the program is started for")]
+fn greet(addr: &str, said: &[String], refilled: usize) {
+    println!("message deduplication ledger on http://{addr}");
+    for tier in said {
+        println!("  {tier}");
+    }
+    println!("  records known from before: {refilled}");
+    println!("try it, twice:");
+    println!("  curl -s http://{addr}/v1/check -d '{}'", EXAMPLE);
+}
+
+/// A first check to try.
+const EXAMPLE: &str = r#"{"scope":"tenant42:as4","key":"a1@partner.example","payloadSha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}"#;
+
+/// Completes at Ctrl-C or SIGTERM.
+async fn stop_signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = match signal(SignalKind::terminate()) {
+        Ok(terminate) => terminate,
+        Err(error) => {
+            tracing::warn!(%error, "SIGTERM cannot be listened for; Ctrl-C still ends the ledger in good order");
+            drop(tokio::signal::ctrl_c().await);
+            return;
+        }
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+    }
+}

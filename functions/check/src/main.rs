@@ -1,2 +1,68 @@
-//! x
-fn main() {}
+//! The check function on Lambda.
+//!
+//! Variables: `LEDGER_TENANTS`, `REDIS_URL`, `SQS_QUEUE_URL` and `POLICY_TABLE` must be set. `DATABASE_URL` settles what the
+//! hot tier cannot (a policy with `confirmMiss: always`, an evicting Redis, a value of another release); without it these
+//! are answered 503. `LEDGER_DEFAULT_TENANT` and `SQS_DLQ_URL` are optional. AWS is found as the SDK finds it.
+
+use std::sync::Arc;
+
+use check::{App, router};
+use ledger_domain::check::{Counters, Ledger};
+use ledger_domain::ports::{ColdLedger, EventQueue};
+use ledger_lambda::env::Env;
+use ledger_lambda::freshness::Freshness;
+use ledger_lambda::http::lambda;
+use ledger_lambda::{shutdown, telemetry, tiers};
+use ledger_stores::aws;
+use ledger_stores::clock::OsEntropy;
+use ledger_stores::dynamodb::DynamoControlPlane;
+use ledger_stores::hot_watch::{HotWatch, HotWatchSettings};
+use ledger_stores::outbox::{Outbox, OutboxSettings};
+use ledger_stores::policy_cache::{PolicyCache, PolicyCacheSettings};
+
+/// Connections to PostgreSQL: rarely needed, and thousands of processes share one proxy.
+const DATABASE_CONNECTIONS: u32 = 2;
+
+#[tokio::main]
+async fn main() -> Result<(), lambda_http::Error> {
+    let env = Env::process();
+    telemetry::start(telemetry::Format::Json, env.optional("RUST_LOG"));
+    let tenants = env.required_tenants()?;
+    let default_tenant = env.default_tenant()?;
+    let hot = tiers::redis(env.required("REDIS_URL", "the hot tier")?)?;
+    let queue_url = env.required("SQS_QUEUE_URL", "the event queue")?;
+    let table = env.required("POLICY_TABLE", "the control plane's table")?;
+    let cold: Option<Arc<dyn ColdLedger>> = match env.optional("DATABASE_URL") {
+        Some(url) => Some(Arc::new(tiers::postgres(url, DATABASE_CONNECTIONS)?)),
+        None => None,
+    };
+
+    let config = aws::load().await;
+    let queue: Arc<dyn EventQueue> = Arc::new(tiers::sqs(&config, queue_url, &env));
+    let outbox = Arc::new(Outbox::start(Arc::clone(&queue), OutboxSettings::default()));
+    let control_plane = Arc::new(DynamoControlPlane::new(&config, table));
+    let policies = Arc::new(PolicyCache::new(control_plane, PolicyCacheSettings::default()));
+    let clock = tiers::clock(Some(&hot), cold.as_ref());
+    let watch = Arc::new(HotWatch::new(Arc::clone(&hot), HotWatchSettings::default()));
+    policies.refresh_in_background();
+    clock.refresh_in_background();
+    watch.refresh_in_background();
+    let freshness = Freshness::of(vec![Arc::clone(&policies) as _, Arc::clone(&clock) as _, Arc::clone(&watch) as _]);
+    // Begun now, so that the first request finds it done or joins it; it is refused where this failed.
+    let at_start = freshness.clone();
+    tokio::spawn(async move { at_start.ensure().await });
+
+    let ledger = Ledger {
+        hot,
+        trust: watch,
+        queue,
+        repeats: Arc::clone(&outbox) as _,
+        cold,
+        policies,
+        clock: tiers::as_clock(&clock),
+        entropy: Arc::new(OsEntropy),
+        counters: Counters::default(),
+    };
+    shutdown::flush_at_end(outbox).await;
+    lambda::run(router(Arc::new(App { ledger, tenants, default_tenant })), freshness).await
+}

@@ -7,15 +7,40 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::future::join_all;
+use ledger_domain::ports::chain;
+use ledger_stores::clock::LedgerClock;
+use ledger_stores::hot_watch::HotWatch;
+use ledger_stores::policy_cache::PolicyCache;
 
 /// Something remembered that has an age.
 #[async_trait]
 pub trait Remembered: Send + Sync {
-    /// Whether it may be used as it is: no I/O.
-    fn is_fresh(&self) -> bool;
+    /// Asks again where it is too old. Where that fails it stays too old, and whoever needs it refuses.
+    async fn ensure(&self);
+}
 
-    /// Asks again. What fails stays stale, and whoever needs it refuses.
-    async fn refresh(&self);
+#[async_trait]
+impl Remembered for LedgerClock {
+    async fn ensure(&self) {
+        // The clock logs its own changes for the worse and the better.
+        let _ = self.ensure_known().await;
+    }
+}
+
+#[async_trait]
+impl Remembered for PolicyCache {
+    async fn ensure(&self) {
+        if let Err(error) = self.ensure_fresh().await {
+            tracing::warn!(error = chain(&error), "no policy is known: checks are refused");
+        }
+    }
+}
+
+#[async_trait]
+impl Remembered for HotWatch {
+    async fn ensure(&self) {
+        self.ensure_fresh().await;
+    }
 }
 
 /// All that one function remembers.
@@ -35,12 +60,8 @@ impl Freshness {
         Self(remembered.into())
     }
 
-    /// Asks again for whatever is too old; costs a few loads where nothing is.
+    /// Asks again for whatever is too old: at once, and no I/O where nothing is.
     pub async fn ensure(&self) {
-        if self.0.iter().all(|remembered| remembered.is_fresh()) {
-            return;
-        }
-        join_all(self.0.iter().filter(|remembered| !remembered.is_fresh()).map(|remembered| remembered.refresh()))
-            .await;
+        join_all(self.0.iter().map(|remembered| remembered.ensure())).await;
     }
 }

@@ -6,5 +6,7 @@
 pub mod env;
 pub mod freshness;
 pub mod http;
+pub mod shutdown;
 pub mod sqs;
 pub mod telemetry;
+pub mod tiers;

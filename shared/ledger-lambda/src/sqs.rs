@@ -60,3 +60,10 @@ impl BatchResponse {
         self.batch_item_failures.iter().map(|failure| failure.item_identifier.as_str())
     }
 }
+
+impl From<MissingId> for lambda_runtime::Diagnostic {
+    /// CloudWatch shows the kind of error, not a Rust type's name.
+    fn from(error: MissingId) -> Self {
+        Self { error_type: "Retryable".to_owned(), error_message: error.to_string() }
+    }
+}

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+pub use aws_config::SdkConfig;
 use aws_config::retry::RetryConfig;
 use aws_config::timeout::TimeoutConfig;
-use aws_config::{BehaviorVersion, ConfigLoader, SdkConfig};
+use aws_config::{BehaviorVersion, ConfigLoader};
 use aws_smithy_http_client::tls;
 
 /// To establish a connection, TLS included, in milliseconds. Inside one region a connection takes a few.

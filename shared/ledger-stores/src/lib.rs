@@ -8,6 +8,7 @@ pub mod clock;
 mod cold;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+pub mod hot_watch;
 #[cfg(feature = "embedded")]
 pub mod memory;
 mod os_time;

@@ -1,0 +1,156 @@
+//! The tiers of `local`: embedded, or real where a variable names one, each by itself.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ledger_domain::Tenant;
+use ledger_domain::ports::{Clock, ColdLedger, ControlPlane, EventQueue, HotTier, QueueConsumer, chain};
+use ledger_lambda::env::{Env, EnvError, Tenants};
+use ledger_lambda::freshness::Remembered;
+use ledger_lambda::tiers;
+use ledger_stores::aws;
+use ledger_stores::clock::SystemClock;
+use ledger_stores::dynamodb::DynamoControlPlane;
+use ledger_stores::memory::MemoryHotTier;
+use ledger_stores::postgres::PostgresLedger;
+use ledger_stores::sqlite::SqliteLedger;
+use ledger_stores::sqlite_queue::{SqliteQueue, SqliteQueueSettings};
+use ledger_stores::toml_file::TomlControlPlane;
+
+/// Records of the in-memory tier, about 200 bytes each: half a gigabyte at most.
+const HOT_RECORDS_MAX: usize = 2_500_000;
+/// Connections to a real PostgreSQL.
+const DATABASE_CONNECTIONS: u32 = 8;
+
+/// Settings that are not tiers.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    /// Where to listen.
+    pub(crate) addr: String,
+    /// The folder of the embedded tiers.
+    pub(crate) data: PathBuf,
+    /// The tenants served: all where `LEDGER_TENANTS` is unset, here only.
+    pub(crate) tenants: Tenants,
+    /// The tenant of scopes that name none.
+    pub(crate) default_tenant: Option<Tenant>,
+}
+
+impl Settings {
+    /// From the environment.
+    pub(crate) fn of(env: &Env) -> Result<Self, EnvError> {
+        Ok(Self {
+            addr: env.optional("LEDGER_ADDR").unwrap_or("127.0.0.1:8080").to_owned(),
+            data: env.optional("LEDGER_DATA").unwrap_or("./ledger-data").into(),
+            tenants: env.tenants()?.unwrap_or(Tenants::All),
+            default_tenant: env.default_tenant()?,
+        })
+    }
+}
+
+/// The tiers in use, and in words which.
+pub(crate) struct Tiers {
+    pub(crate) hot: Arc<dyn HotTier>,
+    pub(crate) cold: Arc<dyn ColdLedger>,
+    pub(crate) queue: Arc<dyn EventQueue>,
+    pub(crate) consumer: Arc<dyn QueueConsumer>,
+    pub(crate) control_plane: Arc<dyn ControlPlane>,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// The clock's offset, where it has one to remember.
+    pub(crate) remembered: Vec<Arc<dyn Remembered>>,
+    pub(crate) said: Vec<String>,
+}
+
+/// Why `local` does not start.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    #[error(transparent)]
+    Env(#[from] EnvError),
+    #[error("{what}: {why}")]
+    Tier { what: &'static str, why: String },
+}
+
+impl StartError {
+    /// A tier that cannot be used, with all its causes.
+    pub(crate) fn tier(what: &'static str, error: &dyn std::error::Error) -> Self {
+        Self::Tier { what, why: chain(error) }
+    }
+}
+
+impl Tiers {
+    /// Opens them.
+    pub(crate) async fn open(env: &Env, data: &Path) -> Result<Self, StartError> {
+        std::fs::create_dir_all(data).map_err(|error| StartError::tier("LEDGER_DATA", &error))?;
+        let mut said = Vec::new();
+        let config = if env.optional("SQS_QUEUE_URL").or(env.optional("POLICY_TABLE")).is_some() {
+            Some(aws::load().await)
+        } else {
+            None
+        };
+        let real_hot = env.optional("REDIS_URL").map(tiers::redis).transpose()?;
+        let cold: Arc<dyn ColdLedger> = match env.optional("DATABASE_URL") {
+            Some(url) => {
+                let ledger = tiers::postgres(url, DATABASE_CONNECTIONS)?;
+                PostgresLedger::migrate(ledger.pool())
+                    .await
+                    .map_err(|error| StartError::tier("DATABASE_URL", &error))?;
+                said.push("cold ledger  PostgreSQL (DATABASE_URL)".to_owned());
+                Arc::new(ledger)
+            }
+            None => {
+                let path = data.join("ledger.sqlite");
+                said.push(format!("cold ledger  SQLite, {}", path.display()));
+                Arc::new(SqliteLedger::open(&path).await.map_err(|error| StartError::tier("LEDGER_DATA", &error))?)
+            }
+        };
+        let mut remembered: Vec<Arc<dyn Remembered>> = Vec::new();
+        // The clock is the hot tier's: a process of its own where that is Redis, this process where it is memory.
+        let (hot, clock): (Arc<dyn HotTier>, Arc<dyn Clock>) = match real_hot {
+            Some(hot) => {
+                let clock = tiers::clock(Some(&hot), None);
+                clock.measure().await.map_err(|error| StartError::tier("REDIS_URL", &error))?;
+                clock.refresh_in_background();
+                remembered.push(Arc::clone(&clock) as _);
+                said.push("hot tier     Redis (REDIS_URL)".to_owned());
+                (hot, tiers::as_clock(&clock))
+            }
+            None => {
+                let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+                said.push("hot tier     in memory".to_owned());
+                (Arc::new(MemoryHotTier::new(HOT_RECORDS_MAX, Arc::clone(&clock))), clock)
+            }
+        };
+        let (queue, consumer): (Arc<dyn EventQueue>, Arc<dyn QueueConsumer>) =
+            match (env.optional("SQS_QUEUE_URL"), &config) {
+                (Some(url), Some(config)) => {
+                    said.push("event queue  SQS (SQS_QUEUE_URL)".to_owned());
+                    let queue = Arc::new(tiers::sqs(config, url, env));
+                    (Arc::clone(&queue) as _, queue)
+                }
+                (Some(_) | None, _) => {
+                    let path = data.join("queue.sqlite");
+                    said.push(format!("event queue  SQLite, {}", path.display()));
+                    let queue = SqliteQueue::open(&path, Arc::clone(&clock), SqliteQueueSettings::default()).await;
+                    let queue = Arc::new(queue.map_err(|error| StartError::tier("LEDGER_DATA", &error))?);
+                    (Arc::clone(&queue) as _, queue)
+                }
+            };
+        let control_plane: Arc<dyn ControlPlane> = match (env.optional("POLICY_TABLE"), &config) {
+            (Some(table), Some(config)) => {
+                said.push(format!("policies     DynamoDB, table {table} (POLICY_TABLE)"));
+                Arc::new(DynamoControlPlane::new(config, table))
+            }
+            (Some(_) | None, _) => match env.optional("LEDGER_POLICIES") {
+                Some(path) => {
+                    said.push(format!("policies     {path} (LEDGER_POLICIES)"));
+                    Arc::new(TomlControlPlane::required(path))
+                }
+                None => {
+                    let path = data.join("policies.toml");
+                    said.push(format!("policies     {}, where it is there", path.display()));
+                    Arc::new(TomlControlPlane::optional(path))
+                }
+            },
+        };
+        Ok(Self { hot, cold, queue, consumer, control_plane, clock, remembered, said })
+    }
+}
