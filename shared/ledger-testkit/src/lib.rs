@@ -3,3 +3,4 @@
 pub mod aws_server;
 pub mod control_plane;
 pub mod event_queue;
+pub mod faulty;
