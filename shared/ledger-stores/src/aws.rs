@@ -19,8 +19,8 @@ pub const ATTEMPTS_MAX: u32 = 3;
 
 /// Region, credentials and endpoints from the environment as the AWS SDKs read them (`AWS_REGION`, `AWS_ENDPOINT_URL`, ...).
 ///
-/// Call it once per process and share the result: every client built from it uses one connection pool. It does no I/O where
-/// `AWS_REGION` is set, as on Lambda; credentials are fetched with the first call.
+/// Call it once per process and share the result: every client built from it uses one connection pool. It asks nothing of
+/// the network where `AWS_REGION` is set, as on Lambda; credentials are fetched with the first call.
 pub async fn load() -> SdkConfig {
     load_with(|loader| loader).await
 }

@@ -10,6 +10,9 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc;
+use std::time::Duration;
+
+use aws_config::timeout::TimeoutConfig;
 
 /// Names moto's server program; without it `moto_server` is looked for in `PATH`.
 pub const PROGRAM_VARIABLE: &str = "LEDGER_MOTO_SERVER";
@@ -67,14 +70,20 @@ impl AwsServer {
     }
 }
 
-/// A client configuration for any endpoint, with made-up credentials, otherwise as in production.
+/// How long one call may take, in seconds: a busy machine is no failure.
+const CALL_TIMEOUT_SECONDS: u64 = 60;
+
+/// A client configuration for any endpoint, with made-up credentials and long timeouts, otherwise as in production.
 pub async fn config_for(endpoint_url: &str) -> aws_config::SdkConfig {
     let credentials = aws_sdk_sqs::config::Credentials::new("testing", "testing", None, None, "testkit");
+    let timeout = Duration::from_secs(CALL_TIMEOUT_SECONDS);
+    let timeouts = TimeoutConfig::builder().operation_timeout(timeout).operation_attempt_timeout(timeout).build();
     ledger_stores::aws::load_with(|loader| {
         loader
             .region(aws_config::Region::new("eu-central-1"))
             .endpoint_url(endpoint_url)
             .credentials_provider(credentials)
+            .timeout_config(timeouts)
     })
     .await
 }

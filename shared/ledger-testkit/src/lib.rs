@@ -4,7 +4,9 @@
 
 pub mod aws_server;
 pub mod clock;
+pub mod cold_ledger;
 pub mod control_plane;
 pub mod event_queue;
+pub mod faulty;
 pub mod house;
 pub mod postgres_server;

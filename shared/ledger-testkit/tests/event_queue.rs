@@ -20,7 +20,7 @@ use ledger_testkit::event_queue::{QueueFixture, did_not_happen, sample_fact};
 use ledger_testkit::event_queue_conformance;
 
 const DELIVERIES_MAX: u32 = 3;
-const VISIBILITY_MS: u64 = 30_000;
+const VISIBILITY_MS: u64 = 300_000;
 
 event_queue_conformance!(sqs, SqsFixture::new());
 event_queue_conformance!(sqlite, SqliteFixture::new());
@@ -60,8 +60,13 @@ impl SqsFixture {
             .await
             .expect("created");
         let url = created.queue_url.expect("a URL");
-        let settings =
-            SqsSettings { dead_letter_url: Some(dead_url), receive_wait_seconds: 0, ..SqsSettings::new(url.as_str()) };
+        let settings = SqsSettings {
+            dead_letter_url: Some(dead_url),
+            receive_wait_seconds: 0,
+            // No case is about a slow machine.
+            send_attempt_timeout_ms: 60_000,
+            ..SqsSettings::new(url.as_str())
+        };
         let other = SqsQueue::new(&config, settings.clone());
         Self { client, url, queue: SqsQueue::new(&config, settings), other }
     }

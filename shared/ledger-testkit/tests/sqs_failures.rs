@@ -11,18 +11,22 @@ use ledger_testkit::event_queue::{did_not_happen, sample_fact};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-const ATTEMPT_TIMEOUT_MS: u64 = 300;
+/// Where an answer comes: long enough for the slowest machine.
+const PATIENT_MS: u64 = 60_000;
+/// Where none comes.
+const IMPATIENT_MS: u64 = 300;
 
-async fn queue_at(endpoint_url: &str, path: &str) -> SqsQueue {
-    let settings = SqsSettings {
-        send_attempt_timeout_ms: ATTEMPT_TIMEOUT_MS,
-        ..SqsSettings::new(format!("{endpoint_url}/{path}"))
-    };
+async fn queue_at(endpoint_url: &str, path: &str, send_attempt_timeout_ms: u64) -> SqsQueue {
+    let settings = SqsSettings { send_attempt_timeout_ms, ..SqsSettings::new(format!("{endpoint_url}/{path}")) };
     SqsQueue::new(&config_for(endpoint_url).await, settings)
 }
 
 async fn send_one(endpoint: &str) -> Result<(), StoreError> {
-    let mut outcomes = queue_at(endpoint, "1/facts").await.send(&[sample_fact("m", 0)]).await;
+    send_one_within(endpoint, PATIENT_MS).await
+}
+
+async fn send_one_within(endpoint: &str, timeout_ms: u64) -> Result<(), StoreError> {
+    let mut outcomes = queue_at(endpoint, "1/facts", timeout_ms).await.send(&[sample_fact("m", 0)]).await;
     assert_eq!(outcomes.len(), 1);
     outcomes.remove(0)
 }
@@ -92,7 +96,7 @@ async fn nobody_listens_did_not_happen() {
 
 #[tokio::test]
 async fn no_answer_in_time_may_have_happened() {
-    let outcome = send_one(&scripted(&[Reply::Silence]).await).await;
+    let outcome = send_one_within(&scripted(&[Reply::Silence]).await, IMPATIENT_MS).await;
     assert!(matches!(outcome, Err(StoreError::MayHaveHappened { .. })), "{outcome:?}");
 }
 
@@ -137,7 +141,8 @@ async fn an_answer_that_names_no_outcome_may_have_happened() {
 #[tokio::test]
 async fn a_queue_that_is_not_there_did_not_happen() {
     let server = AwsServer::shared();
-    let outcomes = queue_at(server.endpoint_url(), "123456789012/nobody").await.send(&[sample_fact("m", 0)]).await;
+    let outcomes =
+        queue_at(server.endpoint_url(), "123456789012/nobody", PATIENT_MS).await.send(&[sample_fact("m", 0)]).await;
     assert!(outcomes.iter().all(did_not_happen), "{outcomes:?}");
 }
 
@@ -148,7 +153,10 @@ async fn one_message_that_is_too_long_is_refused_alone() {
     let client = aws_sdk_sqs::Client::new(&config);
     let small = aws_sdk_sqs::types::QueueAttributeName::MaximumMessageSize;
     let created = client.create_queue().queue_name("small").attributes(small, "1024").send().await.expect("created");
-    let queue = SqsQueue::new(&config, SqsSettings::new(created.queue_url.expect("a URL")));
+    let queue = SqsQueue::new(
+        &config,
+        SqsSettings { send_attempt_timeout_ms: PATIENT_MS, ..SqsSettings::new(created.queue_url.expect("a URL")) },
+    );
     let outcomes = queue.send(&[sample_fact("a", 0), sample_fact(&"k".repeat(1_000), 1), sample_fact("b", 2)]).await;
     assert!(outcomes[0].is_ok() && outcomes[2].is_ok(), "{outcomes:?}");
     assert!(matches!(outcomes[1], Err(StoreError::Rejected { .. })), "{outcomes:?}");
