@@ -8,7 +8,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 /// How many random cases one property is tried on.
 const CASES: usize = 60;
 
-/// [`CASES`] values of a strategy, the same in every run.
+/// 60 values of a strategy, the same in every run.
 ///
 /// # Panics
 /// Where the strategy gives none.
