@@ -275,6 +275,15 @@ impl<T: ColdLedger + ?Sized> ColdLedger for Faulty<T> {
         single!(self.register(subject, wanted, replay_seconds))
     }
 
+    async fn sight(
+        &self,
+        subject: &Subject,
+        sighted: &Record,
+        replay_seconds: u64,
+    ) -> Result<Option<Registered>, StoreError> {
+        single!(self.sight(subject, sighted, replay_seconds))
+    }
+
     async fn persist(&self, facts: &[Fact], now: Timestamp) -> Result<Persisted, StoreError> {
         single!(self.persist(facts, now))
     }

@@ -1,0 +1,268 @@
+//! What only PostgreSQL can show: months, roles, sessions, and what an error says about the write.
+#![allow(clippy::expect_used, reason = "a test fails where its fixture does")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ledger_domain::ports::{ColdLedger, StoreError};
+use ledger_domain::{ContentType, PayloadHash, Record, State, StoredResponse, Subject, Tenant, Timestamp};
+use ledger_stores::postgres::{PostgresConfig, PostgresLedger};
+use ledger_testkit::cold_ledger::{REPLAY_SECONDS, all, fact, history, now, ours, registration, subject};
+use ledger_testkit::postgres_server::PostgresServer;
+use sqlx::postgres::PgPool;
+use sqlx::{Connection as _, PgConnection};
+
+const PATIENT: PostgresConfig =
+    PostgresConfig { max_connections: 4, acquire_timeout_ms: 60_000, operation_timeout_ms: 60_000 };
+
+fn ledger(url: &str) -> PostgresLedger {
+    PostgresLedger::connect_lazy(url, &PATIENT).expect("a URL")
+}
+
+fn key() -> Subject {
+    subject("t1:as4", "k")
+}
+
+/// The months there are, with their bounds.
+async fn months(pool: &PgPool) -> Vec<(String, String)> {
+    let sql = "SELECT c.relname::text, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i \
+               JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'dedup_ledger'::regclass ORDER BY 1";
+    sqlx::query_as(sql).fetch_all(pool).await.expect("the catalogue")
+}
+
+#[tokio::test]
+async fn a_missing_month_is_created_reported_once_and_bounded_in_utc() {
+    let ledger = ledger(&PostgresServer::shared().database().await);
+    assert_eq!(months(ledger.pool()).await, []);
+    let at = |text| Timestamp::parse_rfc3339(text).expect("a time");
+    let facts = [
+        fact(&subject("t1:as4", "a"), &registration(1, at("2026-08-31T23:59:59.999Z"), 60)),
+        fact(&subject("t1:as4", "b"), &registration(1, at("2026-09-01T00:00:00.000Z"), 60)),
+        fact(&subject("t1:as4", "c"), &registration(1, at("2026-08-01T00:00:00.000Z"), 60)),
+    ];
+    let persisted = ledger.persist(&facts, now()).await.expect("persisted");
+    assert_eq!(persisted.months_created, ["2026-08", "2026-09"]);
+    let persisted = ledger.persist(&facts, now()).await.expect("persisted");
+    assert!(persisted.months_created.is_empty());
+    let bounds = |from, to| format!("FOR VALUES FROM ('{from} 00:00:00+00') TO ('{to} 00:00:00+00')");
+    let expected = [
+        ("dedup_ledger_2026_08".to_owned(), bounds("2026-08-01", "2026-09-01")),
+        ("dedup_ledger_2026_09".to_owned(), bounds("2026-09-01", "2026-10-01")),
+    ];
+    assert_eq!(months(ledger.pool()).await, expected);
+    // A month has the indexes of its parent.
+    let indexes = "SELECT count(*) FROM pg_indexes WHERE tablename = 'dedup_ledger_2026_08'";
+    let count: i64 = sqlx::query_scalar(indexes).fetch_one(ledger.pool()).await.expect("the catalogue");
+    assert_eq!(count, 2);
+}
+
+#[tokio::test]
+async fn registering_creates_a_missing_month() {
+    let ledger = ledger(&PostgresServer::shared().database().await);
+    ours(ledger.register(&key(), &registration(1, now(), 60), REPLAY_SECONDS).await.expect("new"));
+    assert_eq!(months(ledger.pool()).await.len(), 1);
+    assert_eq!(history(&ledger, &key()).await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_that_miss_one_month_at_once_create_it_once() {
+    let url = PostgresServer::shared().database().await;
+    let ledgers = [Arc::new(ledger(&url)), Arc::new(ledger(&url))];
+    let mut writers = tokio::task::JoinSet::new();
+    for n in 0..16_u64 {
+        let ledger = ledgers[usize::from(n % 2 == 0)].clone();
+        writers.spawn(async move {
+            let key = subject("t1:as4", &format!("{n}"));
+            let persisted = ledger.persist(&[fact(&key, &registration(1, now(), 60))], now()).await;
+            persisted.expect("persisted").months_created
+        });
+    }
+    assert_eq!(writers.join_all().await.concat(), ["2026-09"]);
+}
+
+#[tokio::test]
+async fn a_month_is_known_by_its_bounds_and_only_plausible_ones_are_made() {
+    let ledger = ledger(&PostgresServer::shared().database().await);
+    let ensure = async |at: &str| {
+        let sql = "SELECT dedup_ensure_month($1::text::timestamptz, '2026-09-21 12:00+00')";
+        sqlx::query_scalar::<_, bool>(sql).bind(at).fetch_one(ledger.pool()).await
+    };
+    // In the session's time zone this is the first of September; the month is August.
+    assert!(ensure("2026-09-01 01:00+02").await.expect("made"));
+    assert!(!ensure("2026-08-15 00:00+00").await.expect("there"));
+    sqlx::query("ALTER TABLE dedup_ledger_2026_08 RENAME TO renamed").execute(ledger.pool()).await.expect("renamed");
+    assert!(!ensure("2026-08-15 00:00+00").await.expect("there"));
+    for at in ["2025-08-17 11:59+00", "2026-09-23 12:01+00", "infinity"] {
+        let refused = ensure(at).await.expect_err("implausible");
+        let code = refused.as_database_error().and_then(|e| e.code()).map(|code| code.into_owned());
+        assert_eq!(code.as_deref(), Some("22008"), "{at}: {refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_role_that_owns_nothing_and_has_the_grants_of_the_readme_can_write_and_heal() {
+    let server = PostgresServer::shared();
+    let url = server.database().await;
+    let owner = ledger(&url);
+    for sql in [
+        "CREATE ROLE writer LOGIN",
+        "GRANT SELECT, INSERT, UPDATE ON dedup_ledger, dedup_claim, dedup_watermark TO writer",
+    ] {
+        sqlx::query(sql).execute(owner.pool()).await.expect("granted");
+    }
+    let writer = ledger(&url.replace("//postgres@", "//writer@"));
+    let facts = [fact(&key(), &registration(1, now(), 60)), fact(&key(), &registration(2, now(), 60))];
+    // Without the grant it may not make a month: the owner's rights are not given to everyone.
+    let refused = writer.persist(&facts, now()).await;
+    assert!(matches!(refused, Err(StoreError::DidNotHappen { .. })), "{refused:?}");
+    sqlx::query("GRANT EXECUTE ON FUNCTION dedup_ensure_month(timestamptz, timestamptz) TO writer")
+        .execute(owner.pool())
+        .await
+        .expect("granted");
+    let persisted = writer.persist(&facts, now()).await.expect("persisted");
+    assert_eq!((persisted.false_new, persisted.months_created.as_slice()), (1, &["2026-09".to_owned()][..]));
+    writer.register(&key(), &registration(3, now(), 60), REPLAY_SECONDS).await.expect("a repeat");
+    writer.note_drained(now()).await.expect("noted");
+    assert_eq!(history(&writer, &key()).await.len(), 2);
+}
+
+#[tokio::test]
+async fn a_session_is_left_as_it_was_and_runs_in_utc() {
+    let url = PostgresServer::shared().database().await;
+    let ledger = PostgresLedger::connect_lazy(&url, &PostgresConfig { max_connections: 1, ..PATIENT }).expect("a URL");
+    let facts = [fact(&key(), &registration(1, now(), 60)), fact(&key(), &registration(2, now(), 60))];
+    ledger.persist(&facts, now()).await.expect("persisted");
+    ledger.register(&key(), &registration(3, now(), 60), REPLAY_SECONDS).await.expect("a repeat");
+    ledger.live(now(), None, 10).await.expect("live rows");
+    ledger.live(now(), Some(&key()), 10).await.expect("live rows");
+    history(&ledger, &key()).await;
+    let tenant = Tenant::parse("t1").expect("a tenant");
+    ledger.by_hash(&tenant, &PayloadHash::from_bytes([7; 32]), &all()).await.expect("a page");
+    ledger.note_drained(now()).await.expect("noted");
+    ledger.drained_until().await.expect("a watermark");
+    ledger.time().await.expect("a time");
+
+    assert_eq!(ledger.pool().size(), 1);
+    let left: (i64, i64, String) = sqlx::query_as(
+        "SELECT (SELECT count(*) FROM pg_prepared_statements), \
+                (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()), \
+                current_setting('TimeZone')",
+    )
+    .persistent(false)
+    .fetch_one(ledger.pool())
+    .await
+    .expect("the session");
+    assert_eq!(left, (0, 0, "UTC".to_owned()));
+}
+
+#[tokio::test]
+async fn history_keeps_a_responses_hash_type_and_length() {
+    let ledger = ledger(&PostgresServer::shared().database().await);
+    let content_type = ContentType::parse("text/plain").expect("a type");
+    let response = Some(StoredResponse { content_type, body: b"abc".to_vec() });
+    let resolved = Record { state: State::Resolved, response, ..registration(1, now(), 60) };
+    let repeat = Record { retry_count: 1, response: None, ..resolved.clone() };
+    ledger.persist(&[fact(&key(), &resolved)], now()).await.expect("persisted");
+    ledger.persist(&[fact(&key(), &repeat)], now()).await.expect("persisted");
+    let kept: (String, String, i32) = sqlx::query_as(
+        "SELECT response_content_type, encode(response_sha256, 'hex'), response_length FROM dedup_ledger",
+    )
+    .fetch_one(ledger.pool())
+    .await
+    .expect("the row");
+    // SHA-256 of "abc", FIPS 180-2 appendix B.1.
+    let hash = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    assert_eq!(kept, ("text/plain".to_owned(), hash.to_owned(), 3));
+}
+
+/// A connection that holds the key's claim, so that whoever comes for it waits.
+async fn hold_claim(url: &str) -> PgConnection {
+    let mut holder = PgConnection::connect(url).await.expect("a connection");
+    sqlx::query("BEGIN").execute(&mut holder).await.expect("begun");
+    sqlx::query("SELECT FROM dedup_claim FOR UPDATE").execute(&mut holder).await.expect("held");
+    holder
+}
+
+/// The server process that waits for the holder, once there is one.
+async fn waiting_process(pool: &PgPool) -> i32 {
+    let sql = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    loop {
+        if let Some(pid) = sqlx::query_scalar(sql).fetch_optional(pool).await.expect("the activity") {
+            return pid;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_is_ended_while_it_writes_may_have_written() {
+    let url = PostgresServer::shared().database().await;
+    let ledger = Arc::new(ledger(&url));
+    let first = registration(1, now(), 60);
+    ours(ledger.register(&key(), &first, REPLAY_SECONDS).await.expect("new"));
+    let holder = hold_claim(&url).await;
+    let writer = ledger.clone();
+    let writing =
+        tokio::spawn(async move { writer.register(&key(), &registration(2, now(), 60), REPLAY_SECONDS).await });
+    let pid = waiting_process(ledger.pool()).await;
+    sqlx::query("SELECT pg_terminate_backend($1)").bind(pid).execute(ledger.pool()).await.expect("ended");
+    let lost = writing.await.expect("no panic");
+    assert!(matches!(lost, Err(StoreError::MayHaveHappened { .. })), "{lost:?}");
+    drop(holder);
+    // The pool has put the broken connection away.
+    assert_eq!(ours(ledger.register(&key(), &first, REPLAY_SECONDS).await.expect("our own")), first);
+}
+
+#[tokio::test]
+async fn what_is_not_answered_in_time_may_have_happened_and_frees_its_connection() {
+    let url = PostgresServer::shared().database().await;
+    let config = PostgresConfig { max_connections: 1, operation_timeout_ms: 200, ..PATIENT };
+    let ledger = PostgresLedger::connect_lazy(&url, &config).expect("a URL");
+    ours(ledger.register(&key(), &registration(1, now(), 60), REPLAY_SECONDS).await.expect("new"));
+    let holder = hold_claim(&url).await;
+    for result in [
+        ledger.register(&key(), &registration(2, now(), 60), REPLAY_SECONDS).await.map(drop),
+        ledger.persist(&[fact(&key(), &registration(3, now(), 60))], now()).await.map(drop),
+    ] {
+        assert!(matches!(result, Err(StoreError::MayHaveHappened { .. })), "{result:?}");
+    }
+    drop(holder);
+    ledger.time().await.expect("a time");
+}
+
+#[tokio::test]
+async fn without_a_server_or_a_connection_nothing_happened() {
+    let server = PostgresServer::start();
+    let url = server.database().await;
+    let config = PostgresConfig { max_connections: 1, acquire_timeout_ms: 300, ..PATIENT };
+    let ledger = PostgresLedger::connect_lazy(&url, &config).expect("a URL");
+    ledger.time().await.expect("a time");
+
+    let busy = ledger.pool().acquire().await.expect("the only connection");
+    let refused = ledger.persist(&[fact(&key(), &registration(1, now(), 60))], now()).await;
+    assert!(matches!(refused, Err(StoreError::DidNotHappen { .. })), "{refused:?}");
+    drop(busy);
+
+    drop(server);
+    let refused = ledger.register(&key(), &registration(1, now(), 60), REPLAY_SECONDS).await;
+    assert!(matches!(refused, Err(StoreError::DidNotHappen { .. })), "{refused:?}");
+    let unread = PostgresLedger::connect_lazy("no url", &config).map(drop);
+    assert!(matches!(unread, Err(StoreError::Rejected { .. })), "{unread:?}");
+}
+
+#[tokio::test]
+async fn a_lock_that_is_not_to_be_had_is_no_fault_of_the_content() {
+    let url = PostgresServer::shared().database().await;
+    let ledger = ledger(&url);
+    let mut holder = PgConnection::connect(&url).await.expect("a connection");
+    // Somebody changes the table: the month cannot be attached until they are done, and the wait for it is bounded.
+    sqlx::query("BEGIN").execute(&mut holder).await.expect("begun");
+    sqlx::query("LOCK TABLE dedup_ledger IN SHARE UPDATE EXCLUSIVE MODE").execute(&mut holder).await.expect("held");
+    let facts = [fact(&key(), &registration(1, now(), 60))];
+    let waited = tokio::time::timeout(Duration::from_secs(50), ledger.persist(&facts, now())).await;
+    let refused = waited.expect("a bounded wait");
+    assert!(matches!(refused, Err(StoreError::DidNotHappen { .. })), "{refused:?}");
+    sqlx::query("ROLLBACK").execute(&mut holder).await.expect("let go");
+    let persisted = ledger.persist(&facts, now()).await.expect("persisted");
+    assert_eq!(persisted.months_created, ["2026-09"]);
+}
