@@ -11,12 +11,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::middleware::{Next, from_fn};
 use ledger_domain::check::{Counters, Ledger};
 use ledger_domain::persist::{Writer, refill};
 use ledger_domain::search::Auditor;
 use ledger_lambda::env::Env;
 use ledger_lambda::freshness::Freshness;
 use ledger_lambda::http::Caller;
+use ledger_lambda::http::routes::with_problems;
 use ledger_lambda::{telemetry, tiers};
 use ledger_stores::clock::OsEntropy;
 use ledger_stores::hot_watch::{HotWatch, HotWatchSettings};
@@ -115,16 +117,15 @@ async fn run(env: &Env) -> Result<(), StartError> {
 
 /// One router over both functions' routes.
 fn router(check: check::App, audit: audit::App, freshness: Freshness) -> Router {
-    let audit = audit::router(Arc::new(audit));
-    check::router(Arc::new(check)).route_service("/v1/messages", audit).layer(axum::middleware::from_fn(
-        move |request, next: axum::middleware::Next| {
-            let freshness = freshness.clone();
-            async move {
-                freshness.ensure().await;
-                next.run(request).await
-            }
-        },
-    ))
+    let routes = check::routes(Arc::new(check)).merge(audit::routes(Arc::new(audit)));
+    let fresh = from_fn(move |request, next: Next| {
+        let freshness = freshness.clone();
+        async move {
+            freshness.ensure().await;
+            next.run(request).await
+        }
+    });
+    with_problems(routes, "POST /v1/check, POST /v1/check/batch, GET /v1/messages or GET /v1/health").layer(fresh)
 }
 
 #[expect(clippy::print_stdout, reason = "what the program is started for")]

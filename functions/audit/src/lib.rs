@@ -17,6 +17,7 @@ use ledger_domain::ports::{StoreError, chain};
 use ledger_domain::search::Auditor;
 use ledger_lambda::env::Tenants;
 use ledger_lambda::http::problem::json_response;
+use ledger_lambda::http::routes::with_problems;
 use ledger_lambda::http::{Caller, Kind, Problem};
 
 use request::Search;
@@ -32,13 +33,17 @@ pub struct App {
     pub default_tenant: Option<Tenant>,
 }
 
-/// The function's routes.
+/// The routes, as problems list them.
+pub const ROUTES: &str = "GET /v1/messages";
+
+/// The function's router.
 pub fn router(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/v1/messages", get(messages))
-        .method_not_allowed_fallback(method_not_allowed)
-        .fallback(unknown_route)
-        .with_state(app)
+    with_problems(routes(app), ROUTES)
+}
+
+/// Its routes alone, for a router that has more of them.
+pub fn routes(app: Arc<App>) -> Router {
+    Router::new().route("/v1/messages", get(messages)).with_state(app)
 }
 
 async fn messages(State(app): State<Arc<App>>, _: Caller, RawQuery(query): RawQuery) -> Response {
@@ -67,12 +72,4 @@ async fn search(app: &App, query: &str) -> Result<Response, Problem> {
 fn unavailable(error: &StoreError) -> Problem {
     tracing::warn!(error = chain(error), "a search could not be made");
     Problem::new(Kind::Unavailable, "the cold ledger did not answer")
-}
-
-async fn unknown_route() -> Problem {
-    Problem::new(Kind::UnknownRoute, "expected GET /v1/messages")
-}
-
-async fn method_not_allowed() -> Problem {
-    Problem::new(Kind::MethodNotAllowed, "a search is GET")
 }

@@ -19,7 +19,8 @@ use ledger_domain::Tenant;
 use ledger_domain::check::Ledger;
 use ledger_lambda::env::Tenants;
 use ledger_lambda::http::problem::json_response;
-use ledger_lambda::http::{Caller, Kind, Problem, body};
+use ledger_lambda::http::routes::with_problems;
+use ledger_lambda::http::{Caller, Problem, body};
 
 /// What the routes need.
 #[derive(Debug)]
@@ -32,14 +33,20 @@ pub struct App {
     pub default_tenant: Option<Tenant>,
 }
 
-/// The function's routes.
+/// The routes, as problems list them.
+pub const ROUTES: &str = "POST /v1/check, POST /v1/check/batch or GET /v1/health";
+
+/// The function's router.
 pub fn router(app: Arc<App>) -> Router {
+    with_problems(routes(app), ROUTES)
+}
+
+/// Its routes alone, for a router that has more of them.
+pub fn routes(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/check", post(check))
         .route("/v1/check/batch", post(check_batch))
         .route("/v1/health", get(health::health))
-        .method_not_allowed_fallback(method_not_allowed)
-        .fallback(unknown_route)
         .with_state(app)
 }
 
@@ -87,12 +94,4 @@ async fn check_all(app: &App, caller: &Caller, body: Body) -> Result<response::R
         }
     });
     Ok(response::Results::of(results))
-}
-
-async fn unknown_route() -> Problem {
-    Problem::new(Kind::UnknownRoute, "expected POST /v1/check, POST /v1/check/batch or GET /v1/health")
-}
-
-async fn method_not_allowed() -> Problem {
-    Problem::new(Kind::MethodNotAllowed, "the checks are POST, the health is GET")
 }

@@ -5,6 +5,7 @@ pub mod caller;
 pub mod fields;
 pub mod lambda;
 pub mod problem;
+pub mod routes;
 
 pub use caller::Caller;
 pub use problem::{Kind, Problem};
