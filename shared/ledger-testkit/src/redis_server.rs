@@ -231,6 +231,33 @@ impl RedisCluster {
         self.nodes.iter().map(Node::url).collect()
     }
 
+    /// Sends a command to the primary that owned `key` at the start, on a connection of its own.
+    ///
+    /// # Panics
+    /// Where the server refuses it or the reply has another type.
+    pub fn owner_command<T: FromRedisValue>(&self, key: &[u8], command: &[&str]) -> T {
+        self.nodes[self.owner(key).1].ask(command)
+    }
+
+    /// The hash slot of `key`, and the index of the primary that owned it at the start.
+    fn owner(&self, key: &[u8]) -> (u32, usize) {
+        let mut connection = connect(&self.nodes[0].url(), None).expect("connect to a server that answered");
+        let slot: u32 =
+            redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut connection).expect("a key has a hash slot");
+        let owner = (1..=2).filter(|index| slot >= HASH_SLOTS * index / 3).count();
+        (slot, owner)
+    }
+
+    /// Begins to move the hash slot of `key`, which must not stand: its owner sends who asks for it to the next primary.
+    pub fn begin_migration(&self, key: &[u8]) {
+        let (slot, owner) = self.owner(key);
+        let (from, to) = (&self.nodes[owner], &self.nodes[(owner + 1) % 3]);
+        let (from_id, to_id): (String, String) = (from.ask(&["CLUSTER", "MYID"]), to.ask(&["CLUSTER", "MYID"]));
+        let slot = slot.to_string();
+        let () = to.ask(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
+        let () = from.ask(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
+    }
+
     /// Makes a replica take over from its primary, and waits until every node knows.
     pub fn fail_over(&self) {
         let replica = self.nodes[3..].iter().find(|node| is_role(node, "slave")).expect("one replica is left");

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use futures::future::join_all;
 use ledger_domain::ports::{Begin, Begun, Count, Heal, HotTier, Release, Replace};
 use ledger_domain::transition::{Counted, Found, Guard, Swapped};
-use ledger_domain::{Drift, EPSILON_MS, Nonce, PayloadHash, Record, Slot, State, Timestamp, value};
+use ledger_domain::{
+    Drift, EPSILON_MS, Nonce, PayloadHash, Record, Slot, SourceService, State, TakeOver, Timestamp, value,
+};
 
 use super::{Place, TTL_MS, begin, hash, only, pending, read, response, settle, slot};
 
@@ -185,6 +187,47 @@ pub async fn unreadable_values_stand_whatever_is_asked(place: &Place) {
         assert!(!only(tier.heal(&[Heal { slot, row: whole.confirmed() }]).await), "{n}");
         assert_eq!(place.raw.get(slot).await, before, "{n}");
     }
+}
+
+/// Whatever a byte of a value becomes, the value is readable to the tier exactly where it is to the decoder.
+pub async fn each_byte_is_judged_as_the_decoder_does(place: &Place) {
+    let (now, slot) = (place.now().await, slot("bytes", 0));
+    let text = "a\u{a0}\u{e4}\u{7ff}\u{800}\u{20ac}\u{d7ff}\u{e000}\u{10000}\u{1f4e8}\u{10ffff}";
+    let whole = Record {
+        drift: Some(Drift { count: 1, last_hash: hash(5), last_at: now }),
+        won_at: now.plus_millis(1),
+        lease_ends_at: Some(now),
+        take_over: Some(TakeOver {
+            deadline: now,
+            attempt: 2,
+            nonce: Nonce::from_bytes([3; 8]),
+            won_at: now,
+            lease_ends_at: Some(now),
+        }),
+        source_service: Some(SourceService::parse(text).expect("valid")),
+        response: Some(response(3)),
+        ..pending(now, 1).confirmed()
+    };
+    let bytes = value::encode(&whole);
+    let (mut readable, mut unreadable) = (0, 0);
+    for at in value::IDENTITY_LEN..bytes.len() {
+        for byte in [0x00, 0x0A, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xC1, 0xE0, 0xE6, 0xED, 0xF0, 0xF4, 0xF5] {
+            let mut changed = bytes.clone();
+            changed[at] = byte;
+            place.raw.put(slot, &changed, now.plus_seconds(60)).await;
+            let expected = if value::decode(&changed).is_ok() {
+                readable += 1;
+                Swapped::Done
+            } else {
+                unreadable += 1;
+                Swapped::Moved(Found::Unreadable)
+            };
+            // It stands settled by the same check, so that nothing is written either way.
+            let swapped = settle(&*place.first, slot, Guard::of(&pending(now, 1)), &whole).await;
+            assert_eq!(swapped, expected, "byte {at} is {byte:#04x}");
+        }
+    }
+    assert!(readable > 100 && unreadable > 100, "{readable} readable, {unreadable} unreadable");
 }
 
 /// A replacement needs the state, registration, attempt and nonce that were read.

@@ -76,6 +76,7 @@ macro_rules! hot_tier_suite {
             settling_twice_is_done_twice
             settling_what_moved_or_is_absent_writes_nothing
             unreadable_values_stand_whatever_is_asked
+            each_byte_is_judged_as_the_decoder_does
             a_record_is_replaced_only_if_unchanged
             release_removes_only_its_own_pending
             heal_writes_over_nothing_and_its_own_pending_only

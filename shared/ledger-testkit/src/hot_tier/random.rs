@@ -192,11 +192,13 @@ impl Draw {
             Found::Record(record) => Record::clone(record),
             Found::Absent | Found::Unreadable => self.record(),
         };
-        match self.entropy.below(6) {
+        match self.entropy.below(8) {
             0 => read.retry_count = self.count(),
             1 => read.drift = None,
             2 => read.response = None,
             3 => read.lease_ends_at = None,
+            // Of another length; a body of one length is one body, for a registration has one response.
+            4 => read.response.iter_mut().for_each(|response| response.body.push(0)),
             _ => {}
         }
         read
