@@ -225,7 +225,7 @@ async fn a_hash_slot_under_way_to_another_primary_is_served_there() {
 }
 
 /// A count whose reply is lost: it happens once where the server goes on, and not at all where it dropped the connection.
-async fn a_lost_reply(url: &str, command: impl Fn(&[&str]) -> String) {
+async fn a_lost_reply(url: &str, command: impl Fn(&[&str]) -> String + Send + Sync) {
     let read = pending(Timestamp::from_millis(1_790_000_000_000), 1);
     let count = async |tier: &RedisHotTier| {
         let (guard, now, payload) = (Guard::of(&read), read.first_seen_at, read.payload_hash);
