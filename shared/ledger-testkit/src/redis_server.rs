@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use redis::{Client, Cmd, Connection, FromRedisValue, TlsCertificates, Value};
+use redis::{Client, Cmd, Connection, FromRedisValue, RedisResult, TlsCertificates, Value};
 use tempfile::TempDir;
 
 use crate::process::{Process, free_port, poll, run};
@@ -60,6 +60,12 @@ impl Node {
         let mut connection = connect(&self.url(), None).expect("connect to a server that answered");
         query(&mut connection, command)
     }
+
+    /// As [`Node::ask`], of a server that may close connections at any time, as in a fail-over; `None` where it did.
+    fn try_ask<T: FromRedisValue>(&self, command: &[&str]) -> Option<T> {
+        let mut connection = connect(&self.url(), None)?;
+        try_query(&mut connection, command).ok()
+    }
 }
 
 fn plain_url(port: u16) -> String {
@@ -80,11 +86,15 @@ fn connect(url: &str, ca: Option<&[u8]>) -> Option<Connection> {
 }
 
 fn query<T: FromRedisValue>(connection: &mut Connection, command: &[&str]) -> T {
+    try_query(connection, command).unwrap_or_else(|error| panic!("{command:?}: {error}"))
+}
+
+fn try_query<T: FromRedisValue>(connection: &mut Connection, command: &[&str]) -> RedisResult<T> {
     let mut cmd = Cmd::new();
     for arg in command {
         cmd.arg(*arg);
     }
-    cmd.query(connection).unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    cmd.query(connection)
 }
 
 fn args(dir: &Path, more: &[&str]) -> Vec<String> {
@@ -278,7 +288,7 @@ fn cluster_args(dir: &Path, port: u16) -> Vec<String> {
 }
 
 fn is_role(node: &Node, role: &str) -> bool {
-    node.ask::<String>(&["INFO", "replication"]).contains(&format!("role:{role}"))
+    node.try_ask(&["INFO", "replication"]).is_some_and(|info: String| info.contains(&format!("role:{role}")))
 }
 
 /// A primary, its replica, and three Sentinels that watch them.
@@ -337,7 +347,15 @@ impl RedisSentinel {
     /// Makes the Sentinels promote the replica, and waits until it is done and the old primary follows.
     pub fn fail_over(&self) {
         let before = self.primary_url();
-        let () = self.sentinels[0].ask(&["SENTINEL", "FAILOVER", PRIMARY_NAME]);
+        // A Sentinel that has just met the replica does not yet know that it may promote it.
+        let mut sentinel = connect(&self.sentinels[0].url(), None).expect("connect to a Sentinel that answered");
+        let begun =
+            poll(|| match redis::cmd("SENTINEL").arg("FAILOVER").arg(PRIMARY_NAME).query::<()>(&mut sentinel) {
+                Ok(()) => Some(()),
+                Err(error) if error.code() == Some("NOGOODSLAVE") => None,
+                Err(error) => panic!("SENTINEL FAILOVER: {error}"),
+            });
+        begun.expect("a Sentinel comes to know the replica");
         let done = poll(|| {
             let primaries: Vec<&Node> = self.servers.iter().filter(|node| is_role(node, "master")).collect();
             let [primary] = primaries.as_slice() else { return None };
