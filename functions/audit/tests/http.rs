@@ -34,7 +34,7 @@ async fn start() -> Test {
     let folder = tempfile::tempdir().expect("a folder");
     let cold: Arc<dyn ColdLedger> =
         Arc::new(SqliteLedger::open(&folder.path().join("ledger.sqlite")).await.expect("opens"));
-    let clock = Arc::new(ManualClock::starting_at(Timestamp::from_millis(1_790_000_000_000)));
+    let clock = Arc::new(ManualClock::new(Timestamp::from_millis(1_790_000_000_000)));
     let clock_port = Arc::clone(&clock) as Arc<dyn Clock>;
     let hot: Arc<dyn HotTier> = Arc::new(MemoryHotTier::new(1_000, Arc::clone(&clock_port)));
     let house = House::new(Arc::clone(&hot), None, Arc::clone(&clock_port));

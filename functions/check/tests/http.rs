@@ -30,7 +30,7 @@ struct Test {
 }
 
 fn start_with(default_tenant: Option<&str>) -> Test {
-    let clock: Arc<dyn Clock> = Arc::new(ManualClock::starting_at(Timestamp::from_millis(1_790_000_000_000)));
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(Timestamp::from_millis(1_790_000_000_000)));
     let hot: Arc<dyn HotTier> = Arc::new(MemoryHotTier::new(10_000, Arc::clone(&clock)));
     let House { ledger, queue, .. } = House::new(hot, None, clock);
     let tenants: Tenants = Env::of([("LEDGER_TENANTS", "t,t2")]).required_tenants().expect("valid");

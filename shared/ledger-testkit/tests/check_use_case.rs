@@ -20,7 +20,7 @@ use ledger_testkit::clock::ManualClock;
 use ledger_testkit::house::{House, Send, check, from_service, with_request_id};
 
 const START: i64 = 1_790_000_000_000;
-const MINUTE_MS: i64 = 60_000;
+const MINUTE_MS: u64 = 60_000;
 
 struct Test {
     house: House,
@@ -29,7 +29,7 @@ struct Test {
 }
 
 fn start() -> Test {
-    let clock = Arc::new(ManualClock::starting_at(Timestamp::from_millis(START)));
+    let clock = Arc::new(ManualClock::new(Timestamp::from_millis(START)));
     let hot = Arc::new(MemoryHotTier::new(10_000, Arc::clone(&clock) as Arc<dyn Clock>));
     let house = House::new(Arc::clone(&hot) as Arc<dyn HotTier>, None, Arc::clone(&clock) as Arc<dyn Clock>);
     Test { house, hot, clock }
@@ -85,7 +85,7 @@ async fn the_first_sighting_is_new_and_the_next_is_seen_with_the_facts_of_the_fi
     let seen = t.told_seen(from_service(check("t:as2", "k", 1), "other")).await;
     assert_eq!((seen.disposition, seen.state, seen.retry_count), (Disposition::Discard, State::Registered, 1));
     assert_eq!((seen.first_seen_at, seen.window_ends_at), (new.first_seen_at, new.window_ends_at));
-    assert_eq!(seen.last_seen_at, new.first_seen_at.plus_millis(MINUTE_MS));
+    assert_eq!(seen.last_seen_at, new.first_seen_at.plus_seconds(60));
     assert_eq!(seen.first_source_service.map(|s| s.to_string()).as_deref(), Some("as2-ingest"));
     assert!(!seen.payload_hash_drift && !seen.constant_request_id && seen.attempt.is_none());
 }
@@ -401,7 +401,7 @@ async fn a_policy_that_confirms_each_miss_needs_the_cold_ledger() {
 struct Slow {
     inner: Arc<MemoryHotTier>,
     clock: Arc<ManualClock>,
-    begin_takes_ms: i64,
+    begin_takes_ms: u64,
 }
 
 #[async_trait]

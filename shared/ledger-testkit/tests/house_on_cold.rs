@@ -77,7 +77,7 @@ async fn on_postgres() -> Test {
 }
 
 fn start(cold: Arc<dyn ColdLedger>, folder: Option<tempfile::TempDir>) -> Test {
-    let clock = Arc::new(ManualClock::starting_at(Timestamp::from_millis(START)));
+    let clock = Arc::new(ManualClock::new(Timestamp::from_millis(START)));
     let hot = Arc::new(MemoryHotTier::new(10_000, Arc::clone(&clock) as Arc<dyn Clock>));
     let house = house(&hot, &cold, &clock);
     Test { house, hot, cold, clock, _folder: folder }

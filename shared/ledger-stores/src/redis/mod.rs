@@ -23,7 +23,7 @@ use ledger_domain::{Slot, Timestamp};
 
 use self::command::Command;
 use self::connect::{Connector, Live};
-use self::error::failed;
+use self::error::{Speaker, failed};
 use self::scripts::Call;
 pub use self::url::{RedisUrl, RedisUrlError, Topology};
 
@@ -83,7 +83,7 @@ impl RedisHotTier {
         };
         match requests {
             [request] => vec![one(&live, request).await],
-            _ if live.cluster().is_some() => by_slot(&live, requests).await,
+            _ if live.speaker() == Speaker::Cluster => by_slot(&live, requests).await,
             _ => pipelined(&live, requests).await,
         }
     }

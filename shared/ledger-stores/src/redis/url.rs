@@ -61,7 +61,8 @@ pub struct RedisUrl {
     pub password: Option<String>,
     /// The database's number; 0 in a cluster.
     pub db: i64,
-    /// How long a new connection may take, authentication included.
+    /// How long a new connection to one server may take, authentication included. Finding a cluster's layout may take four
+    /// of it, asking Sentinels one for each.
     pub connect_timeout: Duration,
     /// How long a reply may take.
     pub response_timeout: Duration,

@@ -1,0 +1,223 @@
+//! Random operations, beside the pure model: `ledger_domain::transition` over a map.
+#![allow(clippy::expect_used, reason = "a case that does not hold fails the test at once")]
+
+use std::collections::HashMap;
+
+use ledger_domain::ports::{Begin, Begun, Count, Entropy as _, Heal, HotTier, Release, Replace, Settle};
+use ledger_domain::transition::{self, Counted, Found, Guard};
+use ledger_domain::{
+    ContentType, Drift, Nonce, Record, RegistrationId, Slot, SourceService, State, StoredResponse, TakeOver, Timestamp,
+    value,
+};
+
+use super::{Place, TTL_MS, hash, only, slot};
+use crate::clock::SeededEntropy;
+
+const SEEDS: [u64; 3] = [1, 20_260_731, 0xDEAD_BEEF];
+const STEPS: u32 = 400;
+const SLOTS: u64 = 3;
+
+/// What stands under each slot, as bytes.
+type Model = HashMap<Slot, Vec<u8>>;
+
+/// After every step the outcome and the value are those of the model. A failure names seed and step.
+pub async fn random_operations_do_what_the_model_does(place: &Place) {
+    let now = place.now().await;
+    for seed in SEEDS {
+        let draw = Draw { entropy: SeededEntropy::new(seed), now };
+        let mut model = Model::new();
+        for step in 0..STEPS {
+            let slot = slot(&format!("random-{seed}"), draw.entropy.below(SLOTS));
+            let context = format!("seed {seed}, step {step}");
+            let tier = if draw.entropy.one_in(2) { &place.first } else { &place.second };
+            take_step(place, &**tier, &draw, &mut model, slot, &context).await;
+            assert_eq!(place.value(slot).await, model.get(&slot).cloned(), "{context}: the value");
+        }
+    }
+}
+
+async fn take_step(place: &Place, tier: &dyn HotTier, draw: &Draw, model: &mut Model, slot: Slot, context: &str) {
+    let standing = found(model, slot);
+    let record = draw.record();
+    let guard = draw.guard(&standing);
+    match draw.entropy.below(9) {
+        0 | 1 => {
+            let begun = only(tier.begin(&[Begin { slot, pending: record.clone(), ttl_ms: TTL_MS }]).await);
+            let expected = match transition::begin(standing, &record) {
+                Ok(written) => {
+                    write(model, slot, &written);
+                    Begun::Won
+                }
+                Err(present) => Begun::Present(present),
+            };
+            assert_eq!(begun, expected, "{context}: begin");
+        }
+        2 => {
+            let swapped = only(tier.settle(&[Settle { slot, guard, settled: record.clone() }]).await);
+            let (written, expected) = transition::settle(standing, &guard, &record);
+            written.iter().for_each(|written| write(model, slot, written));
+            assert_eq!(swapped, expected, "{context}: settle");
+        }
+        3..=5 => {
+            let read = draw.reading(&standing);
+            let (payload, now) = (hash(draw.small()), draw.time());
+            let guard = if draw.entropy.one_in(4) { guard } else { Guard::of(&read) };
+            let counted = only(tier.count(&[Count { slot, guard, now, payload, read }]).await);
+            let expected = transition::count(standing, &guard, now, &payload);
+            if let Counted::Counted(written) = &expected {
+                write(model, slot, written);
+            }
+            assert_eq!(counted, expected, "{context}: count");
+        }
+        6 => {
+            let request = Replace { slot, guard, pending: record.clone(), ttl_ms: TTL_MS };
+            let swapped = only(tier.replace(&[request]).await);
+            let (written, expected) = transition::replace(standing, &guard, &record);
+            written.iter().for_each(|written| write(model, slot, written));
+            assert_eq!(swapped, expected, "{context}: replace");
+        }
+        7 => {
+            if draw.entropy.one_in(2) {
+                let () = only(tier.release(&[Release { slot, guard }]).await);
+                if transition::release(&standing, &guard) {
+                    model.remove(&slot);
+                }
+            } else {
+                let mut row = record;
+                (row.registration_id, row.attempt, row.nonce) = (guard.registration_id, guard.attempt, guard.nonce);
+                let healed = only(tier.heal(&[Heal { slot, row: row.clone() }]).await);
+                let expected = transition::heal(&standing, &row);
+                assert_eq!(healed, expected.is_some(), "{context}: heal");
+                expected.iter().for_each(|written| write(model, slot, written));
+            }
+        }
+        _ => {
+            // Something this release would not write, or would: either way not through the port.
+            let planted = draw.planted();
+            place.raw.put(slot, &planted, draw.now.plus_seconds(86_400)).await;
+            model.insert(slot, planted);
+            assert_eq!(only(tier.read(&[slot]).await), found(model, slot), "{context}: read");
+        }
+    }
+}
+
+fn found(model: &Model, slot: Slot) -> Found {
+    model.get(&slot).map_or(Found::Absent, |bytes| value::decode(bytes).map_or(Found::Unreadable, Found::record))
+}
+
+fn write(model: &mut Model, slot: Slot, record: &Record) {
+    model.insert(slot, value::encode(record));
+}
+
+/// Draws from few values, so that they often meet.
+struct Draw {
+    entropy: SeededEntropy,
+    now: Timestamp,
+}
+
+impl Draw {
+    fn small(&self) -> u8 {
+        u8::try_from(self.entropy.below(2)).unwrap_or(0)
+    }
+
+    fn time(&self) -> Timestamp {
+        self.now.plus_millis(i64::try_from(self.entropy.below(1_000)).unwrap_or(0) - 500)
+    }
+
+    fn sometimes<T>(&self, draw: impl FnOnce() -> T) -> Option<T> {
+        self.entropy.one_in(3).then(draw)
+    }
+
+    fn count(&self) -> u32 {
+        if self.entropy.one_in(4) { u32::MAX - 1 } else { u32::try_from(self.entropy.below(300)).unwrap_or(0) }
+    }
+
+    fn record(&self) -> Record {
+        let states = [State::Pending, State::Pending, State::Registered, State::InProgress, State::Resolved];
+        let first_seen_at = self.time();
+        Record {
+            registration_id: RegistrationId::from_bytes([self.small(); 8]),
+            state: states[usize::from(self.entropy.eight_bytes()[0]) % states.len()],
+            attempt: u16::from(self.small()) + 1,
+            nonce: Nonce::from_bytes([self.small(); 8]),
+            won_at: if self.entropy.one_in(2) { first_seen_at } else { self.time() },
+            first_seen_at,
+            last_seen_at: self.time(),
+            window_ends_at: self.now.plus_seconds(3_600),
+            payload_hash: hash(self.small()),
+            retry_count: self.count(),
+            source_service: self.sometimes(|| self.source()),
+            drift: self.sometimes(|| Drift { count: self.count(), last_hash: hash(9), last_at: self.time() }),
+            lease_ends_at: self.sometimes(|| self.time()),
+            response: self.sometimes(|| StoredResponse {
+                content_type: ContentType::parse("text/plain; charset=\"\u{fc}\"").expect("valid"),
+                body: vec![0xFF; usize::try_from(self.entropy.below(300)).unwrap_or(0)],
+            }),
+            undurable: self.entropy.one_in(3),
+            take_over: self.sometimes(|| TakeOver {
+                deadline: self.time(),
+                attempt: 2,
+                nonce: Nonce::from_bytes([self.small(); 8]),
+                won_at: self.time(),
+                lease_ends_at: self.sometimes(|| self.time()),
+            }),
+        }
+    }
+
+    fn source(&self) -> SourceService {
+        let sources = ["as4-ingest", "s", "\u{e4}\u{20ac}\u{1f4e8}", "\u{a0}\u{800}\u{d7ff}\u{e000}\u{10ffff}"];
+        let source = sources[usize::from(self.entropy.eight_bytes()[0]) % sources.len()];
+        SourceService::parse(source).expect("valid")
+    }
+
+    /// Mostly that of what stands, with one part changed now and then.
+    fn guard(&self, standing: &Found) -> Guard {
+        let mut guard = match standing {
+            Found::Record(record) => Guard::of(record),
+            Found::Absent | Found::Unreadable => Guard::of(&self.record()),
+        };
+        match self.entropy.below(12) {
+            0 => guard.attempt += 1,
+            1 => guard.nonce = Nonce::from_bytes([self.small(); 8]),
+            2 => guard.registration_id = RegistrationId::from_bytes([self.small(); 8]),
+            3 => guard.state = State::Failed,
+            _ => {}
+        }
+        guard
+    }
+
+    /// A reading of what stands: fresh, or of some time ago.
+    fn reading(&self, standing: &Found) -> Record {
+        let mut read = match standing {
+            Found::Record(record) => Record::clone(record),
+            Found::Absent | Found::Unreadable => self.record(),
+        };
+        match self.entropy.below(8) {
+            0 => read.retry_count = self.count(),
+            1 => read.drift = None,
+            2 => read.response = None,
+            3 => read.lease_ends_at = None,
+            // Of another length; a body of one length is one body, for a registration has one response.
+            4 => read.response.iter_mut().for_each(|response| response.body.push(0)),
+            _ => {}
+        }
+        read
+    }
+
+    /// A value with a byte changed, cut or added; one that reads back is as a writer would have written it.
+    fn planted(&self) -> Vec<u8> {
+        loop {
+            let mut bytes = value::encode(&self.record());
+            let at = usize::try_from(self.entropy.next() % bytes.len() as u64).unwrap_or(0);
+            match self.entropy.below(4) {
+                0 => bytes.truncate(at),
+                1 => bytes.push(0),
+                _ => bytes[at] = self.entropy.eight_bytes()[0],
+            }
+            match value::decode(&bytes) {
+                Ok(record) if value::encode(&record) != bytes => {}
+                Ok(_) | Err(_) => return bytes,
+            }
+        }
+    }
+}
