@@ -1,6 +1,7 @@
 """Named cases, counted; one that fails does not stop the others."""
 
 import sys
+import time
 import traceback
 
 
@@ -11,6 +12,7 @@ class Cases:
 
     def run(self, name, case, *args):
         """Runs `case(*args)`; returning is passing."""
+        began = time.monotonic()
         try:
             case(*args)
         # A failing case may raise anything; Ctrl-C and exits go through.
@@ -20,7 +22,7 @@ class Cases:
             traceback.print_exc(file=sys.stdout)
         else:
             self.passed += 1
-            print(f"ok     {name}", flush=True)
+            print(f"ok     {name} ({time.monotonic() - began:.1f} s)", flush=True)
 
 
 def same(what, got, expected):

@@ -133,6 +133,19 @@ def new_then_seen(hub):
     same("a scope of its own", hub.check("e2e:twice", "a", key="one").json["status"], "NEW")
 
 
+def repeats_reach_history(hub):
+    """History counts the repeats, also those whose hash drifted, and keeps the first hash."""
+    first = hashlib.sha256(b"counted").hexdigest()
+    for payload in ("counted", "counted", "counted, changed"):
+        hub.check("e2e:history", payload, key="counted")
+
+    def in_history():
+        found, _ = hub.messages([("tenant", "e2e"), ("payloadSha256", first)])
+        same("history", [(row["key"], row["retryCount"]) for row in found], [("counted", 2)])
+
+    hub.drain_until(in_history)
+
+
 def one_new_among_forty(hub):
     """A check that waited too long for the winner's answer is told 503, never SEEN nor NEW, and asks again."""
     with ThreadPoolExecutor(40) as pool:
@@ -185,6 +198,7 @@ def start_needs_tenants(deployment):
 SCENARIOS = (
     sample_events,
     new_then_seen,
+    repeats_reach_history,
     bad_inputs,
     one_new_among_forty,
     batch_of_a_hundred,
