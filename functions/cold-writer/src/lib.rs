@@ -1,7 +1,7 @@
 //! The cold-writer function: a batch of facts from SQS into the cold ledger.
 //!
 //! Peeled like an onion: event → messages → [`Writer::write`] → what failed. `local` drains its queue by the same
-//! [`write`].
+//! [`write()`].
 
 use std::sync::Arc;
 
