@@ -5,7 +5,10 @@ use std::sync::Arc;
 use ledger_domain::ports::{Clock, ColdLedger, HotTier};
 use ledger_stores::clock::{ColdTime, HotTime, LedgerClock, LedgerClockSettings, TimeReference};
 
-use crate::env::{Env, EnvError};
+#[cfg(feature = "sqs")]
+use crate::env::Env;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+use crate::env::EnvError;
 
 /// What `REDIS_URL` names.
 ///
