@@ -320,6 +320,17 @@ async fn a_batch_is_decided_in_order_and_one_bad_item_fails_alone() {
 }
 
 #[tokio::test]
+async fn a_message_twice_in_one_delivery_is_new_once_also_when_the_delivery_is_retried() {
+    let t = start();
+    let delivery = || [1, 1].map(|payload| with_request_id(check("t:as4", "k", payload), "delivery-1"));
+    for replayed in [false, true] {
+        let answers = t.house.ledger.check(&delivery()).await;
+        assert!(matches!(&answers[0], Ok(Verdict::New(new)) if new.replayed == replayed), "{answers:?}");
+        assert!(matches!(&answers[1], Ok(Verdict::Seen(seen)) if !seen.constant_request_id), "{answers:?}");
+    }
+}
+
+#[tokio::test]
 async fn in_a_batch_a_repeat_inherits_the_refusal_of_its_first() {
     let t = start();
     t.house.queue.script([Send::Refuse, Send::Take]);

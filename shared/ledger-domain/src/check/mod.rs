@@ -148,16 +148,22 @@ impl Ledger {
     pub async fn check(&self, checks: &[Check]) -> Vec<Result<Verdict, Refusal>> {
         let mut answers: Vec<Option<Result<Verdict, Refusal>>> = Vec::new();
         answers.resize_with(checks.len(), || None);
-        let mut first_of: HashMap<Slot, usize> = HashMap::with_capacity(checks.len());
+        let mut first_of: HashMap<Slot, (usize, Nonce)> = HashMap::with_capacity(checks.len());
         let mut firsts = Vec::with_capacity(checks.len());
         let mut repeats = Vec::new();
         for (at, check) in checks.iter().enumerate() {
             match self.prepare(check) {
                 Err(refusal) => answers[at] = Some(Err(refusal)),
-                Ok(prepared) => match first_of.get(&prepared.slot) {
-                    Some(first) => repeats.push((at, *first, prepared)),
+                Ok(mut prepared) => match first_of.get(&prepared.slot) {
+                    Some((first, nonce)) => {
+                        // One delivery that holds a message twice: the second is a repeat, not a retry of the first.
+                        if prepared.nonce == *nonce {
+                            prepared.nonce = self.random_nonce();
+                        }
+                        repeats.push((at, *first, prepared));
+                    }
                     None => {
-                        first_of.insert(prepared.slot, at);
+                        first_of.insert(prepared.slot, (at, prepared.nonce));
                         firsts.push((at, prepared));
                     }
                 },
@@ -189,6 +195,10 @@ impl Ledger {
         }
     }
 
+    fn random_nonce(&self) -> Nonce {
+        Nonce::from_bytes(self.entropy.eight_bytes())
+    }
+
     fn prepare<'a>(&self, check: &'a Check) -> Result<Prepared<'a>, Refusal> {
         let policy = self.policies.policy(&check.subject.scope).ok_or(Undecided::Policy)?;
         let window_seconds = policy.window_seconds(check.ttl_seconds)?;
@@ -197,7 +207,7 @@ impl Ledger {
             None if policy.require_request_id => {
                 return Err(Invalid::new("requestId", "a requestId, which the scope's policy requires").into());
             }
-            None => Nonce::from_bytes(self.entropy.eight_bytes()),
+            None => self.random_nonce(),
         };
         let slot = Slot::of(&check.subject.scope, &check.subject.key);
         Ok(Prepared { check, slot, nonce, policy, window_seconds })
