@@ -7,7 +7,7 @@ use ledger_domain::value::{self, IDENTITY_LEN};
 use ledger_domain::{EPSILON_MS, Record, Slot, State, StoredResponse, Timestamp};
 
 use super::error::unexpected_reply;
-use super::scripts::{COUNT, Call, HEAL, RELEASE, REPLACE, SETTLE};
+use super::scripts::{COUNT, Call, HEAL, RELEASE, REPLACE, SETTLE, Script};
 
 /// The 20 digits of the widest number sent.
 const NUMBER_BYTES: usize = 20;
@@ -18,10 +18,11 @@ const GRACE_MS: u64 = EPSILON_MS.unsigned_abs() * 2;
 pub(super) trait Command: Sync {
     /// What it is, as [`ledger_domain::ports::StoreError`] names it.
     const OPERATION: &'static str;
-    /// Whether it is a script, so that [`Call`] matters.
-    const IS_SCRIPT: bool;
     /// What comes of it.
     type Output: Send;
+
+    /// The script it calls, so that [`Call`] matters; `None` where it is a plain command.
+    fn script() -> Option<&'static Script>;
 
     /// The key it touches.
     fn slot(&self) -> &Slot;
@@ -35,8 +36,11 @@ pub(super) trait Command: Sync {
 
 impl Command for Slot {
     const OPERATION: &'static str = "read a slot";
-    const IS_SCRIPT: bool = false;
     type Output = Found;
+
+    fn script() -> Option<&'static Script> {
+        None
+    }
 
     fn slot(&self) -> &Slot {
         self
@@ -55,8 +59,11 @@ impl Command for Slot {
 
 impl Command for Begin {
     const OPERATION: &'static str = "begin a registration";
-    const IS_SCRIPT: bool = false;
     type Output = Begun;
+
+    fn script() -> Option<&'static Script> {
+        None
+    }
 
     fn slot(&self) -> &Slot {
         &self.slot
@@ -80,8 +87,11 @@ impl Command for Begin {
 
 impl Command for Settle {
     const OPERATION: &'static str = "settle a registration";
-    const IS_SCRIPT: bool = true;
     type Output = Swapped;
+
+    fn script() -> Option<&'static Script> {
+        Some(&SETTLE)
+    }
 
     fn slot(&self) -> &Slot {
         &self.slot
@@ -89,10 +99,13 @@ impl Command for Settle {
 
     fn command(&self, call: Call) -> Cmd {
         let settled = value::encode(&self.settled);
-        let bytes = IDENTITY_LEN + settled.len() + NUMBER_BYTES;
+        let identity = identity(&self.guard, State::Pending);
+        // What settling left as it was: mostly the very value that was begun, which the script need then not look into.
+        let mut pending = if self.settled.response.is_none() { settled.clone() } else { identity.to_vec() };
+        pending[..IDENTITY_LEN].copy_from_slice(&identity);
+        let bytes = pending.len() + settled.len() + NUMBER_BYTES;
         let mut cmd = SETTLE.call(call, self.slot.as_bytes(), 3, bytes);
-        // Version and state left out: the script looks at the state found.
-        cmd.arg(&identity(&self.guard, State::Pending)[2..]).arg(settled).arg(pxat_ms(&self.settled));
+        cmd.arg(pending).arg(settled).arg(pxat_ms(&self.settled));
         cmd
     }
 
@@ -103,8 +116,11 @@ impl Command for Settle {
 
 impl Command for Count {
     const OPERATION: &'static str = "count a sighting";
-    const IS_SCRIPT: bool = true;
     type Output = Counted;
+
+    fn script() -> Option<&'static Script> {
+        Some(&COUNT)
+    }
 
     fn slot(&self) -> &Slot {
         &self.slot
@@ -150,8 +166,11 @@ impl Command for Count {
 
 impl Command for Replace {
     const OPERATION: &'static str = "replace a registration whose window is over";
-    const IS_SCRIPT: bool = true;
     type Output = Swapped;
+
+    fn script() -> Option<&'static Script> {
+        Some(&REPLACE)
+    }
 
     fn slot(&self) -> &Slot {
         &self.slot
@@ -172,8 +191,11 @@ impl Command for Replace {
 
 impl Command for Release {
     const OPERATION: &'static str = "release a registration";
-    const IS_SCRIPT: bool = true;
     type Output = ();
+
+    fn script() -> Option<&'static Script> {
+        Some(&RELEASE)
+    }
 
     fn slot(&self) -> &Slot {
         &self.slot
@@ -192,8 +214,11 @@ impl Command for Release {
 
 impl Command for Heal {
     const OPERATION: &'static str = "heal a registration";
-    const IS_SCRIPT: bool = true;
     type Output = bool;
+
+    fn script() -> Option<&'static Script> {
+        Some(&HEAL)
+    }
 
     fn slot(&self) -> &Slot {
         &self.slot

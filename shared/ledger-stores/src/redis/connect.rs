@@ -18,6 +18,7 @@ use ::redis::{
 };
 
 use super::error::{Speaker, breaks_connection};
+use super::scripts::Loaded;
 use super::url::{RedisUrl, Topology};
 
 /// How often a command that a cluster's node refused, because it is not the node to ask, is sent again.
@@ -123,7 +124,7 @@ impl Connector {
             }
             Servers::Sentinel => Link::Single(self.open_primary(sentinels, &broken).await?),
         };
-        Ok(Live { link, broken, failures: AtomicU32::new(0) })
+        Ok(Live { link, broken, failures: AtomicU32::new(0), loaded: Loaded::default() })
     }
 
     async fn open(&self, client: &Client, broken: &Arc<AtomicBool>) -> RedisResult<MultiplexedConnection> {
@@ -173,9 +174,15 @@ pub(super) struct Live {
     link: Link,
     broken: Arc<AtomicBool>,
     failures: AtomicU32,
+    loaded: Loaded,
 }
 
 impl Live {
+    /// The scripts that pipelines on this connection have called.
+    pub(super) fn loaded(&self) -> &Loaded {
+        &self.loaded
+    }
+
     /// Who speaks the errors of this connection.
     pub(super) fn speaker(&self) -> Speaker {
         match self.link {

@@ -24,7 +24,7 @@ use ledger_domain::{Slot, Timestamp};
 use self::command::Command;
 use self::connect::{Connector, Live};
 use self::error::{Speaker, failed};
-use self::scripts::Call;
+use self::scripts::{Call, Script};
 pub use self::url::{RedisUrl, RedisUrlError, Topology};
 
 /// Why a hot tier could not be set up.
@@ -92,32 +92,55 @@ impl RedisHotTier {
 /// One command, no pipeline around it.
 async fn one<C: Command>(live: &Live, request: &C) -> Result<C::Output, StoreError> {
     let mut reply = live.send(&request.command(Call::ByDigest)).await;
-    if C::IS_SCRIPT && reply.as_ref().is_err_and(is_no_script) {
+    if C::script().is_some() && reply.as_ref().is_err_and(is_no_script) {
         reply = live.send(&request.command(Call::ByText)).await;
     }
     outcome(live, request, reply)
 }
 
-/// All at once; the first call of a script leaves it with the server for the others.
+/// All at once. Where this connection has not called the script in a pipeline before, the first call leaves it with the
+/// server for the others.
 async fn pipelined<C: Command>(live: &Live, requests: &[C]) -> Vec<Result<C::Output, StoreError>> {
+    let script = C::script();
+    let known = script.is_none_or(|script| script.is_in(live.loaded()));
+    let mut replies = send_all(live, requests, if known { Call::ByDigest } else { Call::ByText }).await;
+    if let Some(script) = script {
+        script.note(live.loaded());
+        // The server has lost it since (SCRIPT FLUSH): what it refused did not happen, and is sent again. Not so what a later
+        // request on the same slot has overtaken, for these take effect in their order.
+        let is_refused = |reply: &Reply| matches!(reply, Ok(Err(error)) if is_no_script(error));
+        let is_overtaken = |index: usize| {
+            let mut later = requests.iter().zip(&replies).skip(index + 1);
+            later.any(|(request, reply)| request.slot() == requests[index].slot() && !is_refused(reply))
+        };
+        let again: Vec<usize> =
+            (0..replies.len()).filter(|index| is_refused(&replies[*index]) && !is_overtaken(*index)).collect();
+        if !again.is_empty() {
+            let picked: Vec<_> = again.iter().map(|index| Pick(&requests[*index])).collect();
+            let second = send_all(live, &picked, Call::ByText).await;
+            again.into_iter().zip(second).for_each(|(index, reply)| replies[index] = reply);
+        }
+    }
+    requests.iter().zip(replies).map(|(request, reply)| outcome(live, request, reply?)).collect()
+}
+
+/// The reply to one command of a pipeline, or why none is known.
+type Reply = Result<RedisResult<Value>, StoreError>;
+
+/// Sends requests in a pipeline, the first one's script as `first` says and the others' by digest; as many replies.
+async fn send_all<C: Command>(live: &Live, requests: &[C], first: Call) -> Vec<Reply> {
     let mut pipeline = Pipeline::with_capacity(requests.len());
     for (index, request) in requests.iter().enumerate() {
-        pipeline.add_command(request.command(if index == 0 { Call::ByText } else { Call::ByDigest }));
+        pipeline.add_command(request.command(if index == 0 { first } else { Call::ByDigest }));
     }
-    match live.send_all(&pipeline).await {
-        Ok(replies) if replies.len() == requests.len() => {
-            requests.iter().zip(replies).map(|(request, reply)| outcome(live, request, reply)).collect()
-        }
-        Ok(_) => {
-            let error = StoreError::may_have_happened(C::OPERATION, error::unexpected_reply());
-            requests.iter().map(|_| Err(error.clone())).collect()
-        }
+    let error = match live.send_all(&pipeline).await {
+        Ok(replies) if replies.len() == requests.len() => return replies.into_iter().map(Ok).collect(),
+        Ok(_) => error::unexpected_reply(),
         // In a cluster the error of one command stands for all of them, and those before it happened.
-        Err(error) => {
-            let error = StoreError::may_have_happened(C::OPERATION, error);
-            requests.iter().map(|_| Err(error.clone())).collect()
-        }
-    }
+        Err(error) => error,
+    };
+    let error = StoreError::may_have_happened(C::OPERATION, error);
+    requests.iter().map(|_| Err(error.clone())).collect()
 }
 
 /// In a cluster: each slot's first request at once, and what repeats a slot at once after it; two round trips at most.
@@ -148,8 +171,11 @@ struct Pick<'a, C>(&'a C);
 
 impl<C: Command> Command for Pick<'_, C> {
     const OPERATION: &'static str = C::OPERATION;
-    const IS_SCRIPT: bool = C::IS_SCRIPT;
     type Output = C::Output;
+
+    fn script() -> Option<&'static Script> {
+        C::script()
+    }
 
     fn slot(&self) -> &Slot {
         self.0.slot()

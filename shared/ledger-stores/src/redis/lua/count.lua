@@ -5,30 +5,38 @@
 local v = redis.call('GET', KEYS[1])
 if not v then return false end
 local read, sighting = ARGV[1], ARGV[2]
-local unchanged = v == read or (ARGV[3] and #v == tonumber(ARGV[3]) and sub(v, 1, #read) == read)
+local function counted()
+  local count, last_seen = struct.unpack('>I4I6', v, 21)
+  if count < 4294967295 then count = count + 1 end
+  local later = struct.unpack('>I6', sighting) > last_seen
+  return struct.pack('>I4', count) .. (later and string.sub(sighting, 1, 6) or string.sub(v, 25, 30))
+end
+-- What nearly every call finds: the value that was read, and its first payload again.
+if v == read and string.sub(v, 43, 74) == string.sub(sighting, 7) then
+  redis.call('SETRANGE', KEYS[1], 20, counted())
+  return 1
+end
+-- readable.lua
+local unchanged = #v >= 75
+  and (v == read or (ARGV[3] and #v == tonumber(ARGV[3]) and sub(v, 1, #read) == read))
 if not unchanged and (sub(v, 1, 20) ~= sub(read, 1, 20) or not readable(v)) then return v end
 
-local count, last_seen = unpack_int('>I4I6', v, 21)
-local now = unpack_int('>I6', sighting)
-if count < MAX_COUNT then count = count + 1 end
-local counted = pack_int('>I4', count) .. (now > last_seen and sub(sighting, 1, 6) or sub(v, 25, 30))
+local head, flags = counted(), byte(v, 75)
 local new
-if sub(v, 43, 74) == sub(sighting, 7, 38) then
-  redis.call('SETRANGE', KEYS[1], 20, counted)
-  new = sub(v, 1, 20) .. counted .. sub(v, 31)
+if sub(v, 43, 74) == sub(sighting, 7) then
+  redis.call('SETRANGE', KEYS[1], 20, head)
+  if unchanged then return 1 end
+  new = sub(v, 1, 20) .. head .. sub(v, 31)
+elseif flags % 2 == 1 then
+  local drifts = unpack_int('>I4', v, 76)
+  if drifts < MAX_COUNT then drifts = drifts + 1 end
+  local changed = head .. sub(v, 31, 75) .. pack_int('>I4', drifts) .. sighting
+  redis.call('SETRANGE', KEYS[1], 20, changed)
+  if unchanged then return 1 end
+  new = sub(v, 1, 20) .. changed .. sub(v, 118)
 else
-  local flags = byte(v, 75)
-  if flags % 2 == 1 then
-    local drifts = unpack_int('>I4', v, 76)
-    if drifts < MAX_COUNT then drifts = drifts + 1 end
-    local changed = counted .. sub(v, 31, 75) .. pack_int('>I4', drifts) .. sighting
-    redis.call('SETRANGE', KEYS[1], 20, changed)
-    new = sub(v, 1, 20) .. changed .. sub(v, 118)
-  else
-    new = sub(v, 1, 20) .. counted .. sub(v, 31, 74) .. string.char(flags + 1) .. pack_int('>I4', 1) .. sighting
-      .. sub(v, 76)
-    redis.call('SET', KEYS[1], new, 'KEEPTTL')
-  end
+  new = sub(v, 1, 20) .. head .. sub(v, 31, 74) .. string.char(flags + 1) .. pack_int('>I4', 1) .. sighting .. sub(v, 76)
+  redis.call('SET', KEYS[1], new, 'KEEPTTL')
+  if unchanged then return 1 end
 end
-if unchanged then return 1 end
 return { new }

@@ -1,4 +1,4 @@
--- Put before each script. `readable(v)` holds for exactly the values that `ledger_domain::value::decode` reads; offsets here
+-- Stands in each script where its comment says so. `readable(v)` holds for exactly the values that `ledger_domain::value::decode` reads; offsets here
 -- count from 1. Numbers are doubles, exact to 2^53; the widest here has 48 bits. Strings are only compared for equality.
 local byte, sub, unpack_int, pack_int = string.byte, string.sub, struct.unpack, struct.pack
 local MAX_MS = 253402207200000

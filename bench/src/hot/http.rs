@@ -1,0 +1,149 @@
+//! The whole HTTP router on a loopback socket, against a bare axum handler that echoes a body of the same size.
+//!
+//! One server thread for both, as in [`super`]; the client has a thread of its own and does as little as it can: it writes
+//! requests made before and reads as far as the answer's length says.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::routing::post;
+use axum::{Extension, Router};
+use check::App;
+use ledger_lambda::env::Tenants;
+use ledger_lambda::http::Caller;
+use ledger_testkit::redis_server::RedisServer;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::load::{Load, POPULATION};
+use super::ours::{SCOPE, key_text, ledger, payload_of};
+use super::{MANY, PAIRS};
+use crate::one_thread;
+use crate::table::{Mark, Table};
+use crate::timing::{Pairs, now, spread};
+
+/// Requests in a sample.
+const REQUESTS: usize = 10_000;
+/// The longest answer the client takes, head and body.
+const ANSWER_MAX_BYTES: usize = 16 * 1_024;
+/// What svix/diom, the nearest peer in Rust, was measured at on such a machine, in requests a second.
+const DIOM_PER_SECOND: f64 = 6_300.0;
+
+/// A row for NEW and one for SEEN.
+pub(super) fn run(server: &RedisServer, table: &mut Table) {
+    let () = server.command(&["FLUSHALL", "SYNC"]);
+    let (send_address, address) = std::sync::mpsc::channel();
+    let url = server.url().to_owned();
+    std::thread::spawn(move || one_thread().block_on(serve(&url, &send_address)));
+    let address: u16 = address.recv().expect("the server starts");
+
+    one_thread().block_on(async {
+        let all = (0..POPULATION).map(|number| request("/v1/check", number)).collect();
+        drive(address, all, "\"NEW\"").await;
+        let mut next = POPULATION;
+        for (what, load, expected) in [("NEW", Load::New, "\"NEW\""), ("SEEN", Load::Seen, "\"SEEN\"")] {
+            let mut sample = |path: &'static str, expected: &'static str| {
+                let requests = (0..REQUESTS).map(|_| {
+                    next += 1;
+                    request(path, if load == Load::New { next } else { spread(next) % POPULATION })
+                });
+                drive(address, requests.collect(), expected)
+            };
+            let mut pairs = Pairs::default();
+            for index in 0..=PAIRS {
+                let pair = if index % 2 == 0 {
+                    let echo = sample("/echo", "payloadSha256").await;
+                    (sample("/v1/check", expected).await, echo)
+                } else {
+                    (sample("/v1/check", expected).await, sample("/echo", "payloadSha256").await)
+                };
+                // The first pair warms up.
+                if index > 0 {
+                    pairs.push(pair.0, pair.1);
+                }
+            }
+            let what = format!("HTTP router, {what}, 50 at once, to axum echo");
+            table.push_rates(what, &pairs, Mark::AtLeast(0.4), "requests");
+            let to_diom = pairs.ours().median / DIOM_PER_SECOND;
+            println!("  {to_diom:.1} times the 6.3 k/s that svix/diom was measured at");
+        }
+    });
+}
+
+/// Serves the check function's routes and the echo until the process ends.
+async fn serve(url: &str, address: &std::sync::mpsc::Sender<u16>) {
+    let app = App { ledger: ledger(url).await, tenants: Tenants::All, default_tenant: None };
+    let echo = Router::new().route("/echo", post(|body: Bytes| async move { body }));
+    let caller = Caller::named("bench").expect("a principal");
+    let routes = check::router(Arc::new(app)).layer(Extension(caller)).merge(echo);
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+    address.send(listener.local_addr().expect("a bound listener has an address").port()).expect("somebody waits");
+    axum::serve(axum::serve::ListenerExt::tap_io(listener, |stream| drop(stream.set_nodelay(true))), routes)
+        .await
+        .expect("the server serves");
+}
+
+fn request(path: &str, number: u64) -> Vec<u8> {
+    let hash: String = payload_of(number).iter().map(|byte| format!("{byte:02x}")).collect();
+    let key = key_text(number);
+    let body = format!(r#"{{"scope":"{SCOPE}","key":"{key}","payloadSha256":"{hash}"}}"#);
+    let length = body.len();
+    let head =
+        format!("POST {path} HTTP/1.1\r\nhost: ledger\r\ncontent-type: application/json\r\ncontent-length: {length}");
+    format!("{head}\r\n\r\n{body}").into_bytes()
+}
+
+/// Requests answered in a second, over [`MANY`] connections. Each answer is 200 and holds `expected`.
+async fn drive(port: u16, requests: Vec<Vec<u8>>, expected: &'static str) -> f64 {
+    let count = requests.len();
+    let mut connections = Vec::with_capacity(MANY);
+    for _ in 0..MANY {
+        let stream = TcpStream::connect(("127.0.0.1", port)).await.expect("the server listens");
+        stream.set_nodelay(true).expect("a socket option");
+        connections.push(stream);
+    }
+    let mut shares: Vec<Vec<Vec<u8>>> = (0..MANY).map(|_| Vec::with_capacity(count / MANY + 1)).collect();
+    for (index, request) in requests.into_iter().enumerate() {
+        shares[index % MANY].push(request);
+    }
+    let started = now();
+    let tasks: Vec<_> = connections
+        .into_iter()
+        .zip(shares)
+        .map(|(mut stream, share)| {
+            tokio::spawn(async move {
+                let mut answer = Vec::with_capacity(ANSWER_MAX_BYTES);
+                for request in share {
+                    stream.write_all(&request).await.expect("the server reads");
+                    read_answer(&mut stream, &mut answer).await;
+                    let text = str::from_utf8(&answer).expect("an answer in UTF-8");
+                    assert!(text.starts_with("HTTP/1.1 200 ") && text.contains(expected), "{text}");
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("every answer is as expected");
+    }
+    count as f64 / started.elapsed().as_secs_f64()
+}
+
+/// One answer, head and body, into `answer`.
+async fn read_answer(stream: &mut TcpStream, answer: &mut Vec<u8>) {
+    answer.clear();
+    loop {
+        let read = stream.read_buf(answer).await.expect("the server answers");
+        assert!(read > 0 && answer.len() <= ANSWER_MAX_BYTES, "the whole answer comes");
+        if whole_length(answer).is_some_and(|length| answer.len() >= length) {
+            return;
+        }
+    }
+}
+
+/// How long the answer is that begins so, once its head is there.
+fn whole_length(answer: &[u8]) -> Option<usize> {
+    let head_length = answer.windows(4).position(|end| end == b"\r\n\r\n")? + 4;
+    let head = str::from_utf8(answer.get(..head_length)?).ok()?;
+    let body_length = head.lines().find_map(|line| line.strip_prefix("content-length: "))?;
+    Some(head_length + body_length.parse::<usize>().ok()?)
+}
