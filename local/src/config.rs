@@ -1,5 +1,6 @@
 //! The tiers of `local`: embedded, or real where a variable names one, each by itself.
 
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,12 +16,18 @@ use ledger_stores::memory::MemoryHotTier;
 use ledger_stores::postgres::PostgresLedger;
 use ledger_stores::sqlite::SqliteLedger;
 use ledger_stores::sqlite_queue::{SqliteQueue, SqliteQueueSettings};
+use ledger_stores::sqs::{SqsQueue, SqsSettings};
 use ledger_stores::toml_file::TomlControlPlane;
 
 /// Records of the in-memory tier, about 200 bytes each: half a gigabyte at most.
 const HOT_RECORDS_MAX: usize = 2_500_000;
 /// Connections to a real PostgreSQL.
 const DATABASE_CONNECTIONS: u32 = 8;
+/// How long a look into an empty SQS queue waits for a message: each start and each end waits for one such look. With 0 SQS
+/// asks some of its servers only, and a message that waits may be missed.
+const SQS_WAIT_SECONDS: u16 = 1;
+/// The file that a running process holds locked.
+const LOCK_FILE: &str = "lock";
 
 /// Settings that are not tiers.
 #[derive(Debug)]
@@ -58,6 +65,10 @@ pub(crate) struct Tiers {
     /// The clock's offset, where it has one to remember.
     pub(crate) remembered: Vec<Arc<dyn Remembered>>,
     pub(crate) said: Vec<String>,
+    /// Where the policies come from, for an error about them.
+    pub(crate) policies_named_by: &'static str,
+    /// Holds the folder for this process alone, where a tier is embedded.
+    pub(crate) lock: Option<File>,
 }
 
 /// Why `local` does not start.
@@ -79,7 +90,8 @@ impl StartError {
 impl Tiers {
     /// Opens them.
     pub(crate) async fn open(env: &Env, data: &Path) -> Result<Self, StartError> {
-        std::fs::create_dir_all(data).map_err(|error| StartError::tier("LEDGER_DATA", &error))?;
+        let all_real = ["REDIS_URL", "DATABASE_URL", "SQS_QUEUE_URL"].iter().all(|name| env.optional(name).is_some());
+        let lock = if all_real { None } else { Some(lock(data)?) };
         let mut said = Vec::new();
         let config = if env.optional("SQS_QUEUE_URL").or(env.optional("POLICY_TABLE")).is_some() {
             Some(aws::load().await)
@@ -123,34 +135,57 @@ impl Tiers {
             match (env.optional("SQS_QUEUE_URL"), &config) {
                 (Some(url), Some(config)) => {
                     said.push("event queue  SQS (SQS_QUEUE_URL)".to_owned());
-                    let queue = Arc::new(tiers::sqs(config, url, env));
+                    let settings = SqsSettings {
+                        dead_letter_url: env.optional("SQS_DLQ_URL").map(str::to_owned),
+                        receive_wait_seconds: SQS_WAIT_SECONDS,
+                        ..SqsSettings::new(url)
+                    };
+                    let queue = Arc::new(SqsQueue::new(config, settings));
                     (Arc::clone(&queue) as _, queue)
                 }
                 (Some(_) | None, _) => {
                     let path = data.join("queue.sqlite");
                     said.push(format!("event queue  SQLite, {}", path.display()));
-                    let queue = SqliteQueue::open(&path, Arc::clone(&clock), SqliteQueueSettings::default()).await;
+                    let settings = SqliteQueueSettings::default();
+                    let queue = SqliteQueue::open_alone(&path, Arc::clone(&clock), settings).await;
                     let queue = Arc::new(queue.map_err(|error| StartError::tier("LEDGER_DATA", &error))?);
                     (Arc::clone(&queue) as _, queue)
                 }
             };
-        let control_plane: Arc<dyn ControlPlane> = match (env.optional("POLICY_TABLE"), &config) {
-            (Some(table), Some(config)) => {
-                said.push(format!("policies     DynamoDB, table {table} (POLICY_TABLE)"));
-                Arc::new(DynamoControlPlane::new(config, table))
-            }
-            (Some(_) | None, _) => match env.optional("LEDGER_POLICIES") {
-                Some(path) => {
-                    said.push(format!("policies     {path} (LEDGER_POLICIES)"));
-                    Arc::new(TomlControlPlane::required(path))
+        let (policies_named_by, control_plane): (_, Arc<dyn ControlPlane>) =
+            match (env.optional("POLICY_TABLE"), &config) {
+                (Some(table), Some(config)) => {
+                    said.push(format!("policies     DynamoDB, table {table} (POLICY_TABLE)"));
+                    ("POLICY_TABLE", Arc::new(DynamoControlPlane::new(config, table)))
                 }
-                None => {
-                    let path = data.join("policies.toml");
-                    said.push(format!("policies     {}, where it is there", path.display()));
-                    Arc::new(TomlControlPlane::optional(path))
-                }
-            },
-        };
-        Ok(Self { hot, cold, queue, consumer, control_plane, clock, remembered, said })
+                (Some(_) | None, _) => match env.optional("LEDGER_POLICIES") {
+                    Some(path) => {
+                        said.push(format!("policies     {path} (LEDGER_POLICIES)"));
+                        ("LEDGER_POLICIES", Arc::new(TomlControlPlane::required(path)))
+                    }
+                    None => {
+                        let path = data.join("policies.toml");
+                        said.push(format!("policies     {}, where it is there", path.display()));
+                        ("policies.toml in LEDGER_DATA", Arc::new(TomlControlPlane::optional(path)))
+                    }
+                },
+            };
+        Ok(Self { hot, cold, queue, consumer, control_plane, clock, remembered, said, policies_named_by, lock })
+    }
+}
+
+/// Takes the folder for this process alone: the in-memory tier of a second one would answer NEW to what the first one knows.
+/// The lock ends with the process, however it ends.
+fn lock(data: &Path) -> Result<File, StartError> {
+    let failed = |error: std::io::Error| StartError::tier("LEDGER_DATA", &error);
+    std::fs::create_dir_all(data).map_err(failed)?;
+    let file = File::create(data.join(LOCK_FILE)).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::Error(error)) => Err(failed(error)),
+        Err(TryLockError::WouldBlock) => {
+            let why = format!("{} is in use by another process", data.display());
+            Err(StartError::Tier { what: "LEDGER_DATA", why })
+        }
     }
 }

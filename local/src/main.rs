@@ -58,24 +58,27 @@ async fn run(env: &Env) -> Result<(), StartError> {
     let settings = Settings::of(env)?;
     let tiers = Tiers::open(env, &settings.data).await?;
     let policies = Arc::new(PolicyCache::new(tiers.control_plane, PolicyCacheSettings::default()));
-    policies.load().await.map_err(|error| StartError::tier("policies", &error))?;
+    policies.load().await.map_err(|error| StartError::tier(tiers.policies_named_by, &error))?;
     policies.refresh_in_background();
     let trust = Arc::new(HotWatch::new(Arc::clone(&tiers.hot), HotWatchSettings::default()));
     trust.ensure_fresh().await;
     trust.refresh_in_background();
 
-    let writer =
-        Writer { cold: Arc::clone(&tiers.cold), hot: Some(Arc::clone(&tiers.hot)), clock: Arc::clone(&tiers.clock) };
-    let cold_writer = Arc::new(cold_writer::App {
-        writer,
+    let cold_writer = |hot| cold_writer::App {
+        writer: Writer { cold: Arc::clone(&tiers.cold), hot, clock: Arc::clone(&tiers.clock) },
         queue: Some(Arc::clone(&tiers.queue)),
         cold: Arc::clone(&tiers.cold),
         clock: Arc::clone(&tiers.clock),
-    });
-    // Before the first answer: what was answered NEW before a restart is known again.
-    drain::drain(&cold_writer, &*tiers.consumer).await.map_err(|error| StartError::tier("event queue", &error))?;
+    };
+    // Before the first answer: what was answered NEW before a restart is known again. The hot tier learns of it when all is
+    // drained; healed batch by batch it would keep the count of a key's first batch.
+    drain::drain(&cold_writer(None), &*tiers.consumer)
+        .await
+        .map_err(|error| StartError::tier("event queue", &error))?;
     let refilled = refill(&*tiers.cold, &*tiers.hot, &*tiers.clock).await;
     let refilled = refilled.map_err(|error| StartError::tier("refill of the hot tier", &error))?;
+
+    let cold_writer = Arc::new(cold_writer(Some(Arc::clone(&tiers.hot))));
 
     let outbox = Arc::new(Outbox::start(Arc::clone(&tiers.queue), OutboxSettings::default()));
     let ledger = Ledger {
@@ -112,7 +115,9 @@ async fn run(env: &Env) -> Result<(), StartError> {
     if draining.await.is_err() {
         tracing::warn!("the drain ended badly; what it left is in the queue and is drained at the next start");
     }
-    drain::drain(&cold_writer, &*tiers.consumer).await.map_err(|error| StartError::tier("event queue", &error))
+    drain::drain(&cold_writer, &*tiers.consumer).await.map_err(|error| StartError::tier("event queue", &error))?;
+    drop(tiers.lock);
+    Ok(())
 }
 
 /// One router over both functions' routes.

@@ -38,6 +38,9 @@ const SCHEMA: [&str; 5] = [
     "INSERT INTO tally (id, waiting, dead) VALUES (1, 0, 0) ON CONFLICT (id) DO NOTHING",
 ];
 
+/// Ends the visibility time of every delivery; the deliveries stay counted.
+const SHOW_ALL: &str = "UPDATE message SET visible_at_ms = 0 WHERE visible_at_ms > 0";
+
 /// Limits and times of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SqliteQueueSettings {
@@ -112,6 +115,28 @@ impl SqliteQueue {
     /// # Errors
     /// [`StoreError::DidNotHappen`] where the file cannot be opened or is something else.
     pub async fn open(path: &Path, clock: Arc<dyn Clock>, settings: SqliteQueueSettings) -> Result<Self, StoreError> {
+        Self::open_after(path, clock, settings, None).await
+    }
+
+    /// As [`SqliteQueue::open`], for a process that knows that nobody else receives from the file: what an earlier process had
+    /// received and not acknowledged when it died waits again at once, and not only after its visibility time.
+    ///
+    /// # Errors
+    /// As [`SqliteQueue::open`].
+    pub async fn open_alone(
+        path: &Path,
+        clock: Arc<dyn Clock>,
+        settings: SqliteQueueSettings,
+    ) -> Result<Self, StoreError> {
+        Self::open_after(path, clock, settings, Some(SHOW_ALL)).await
+    }
+
+    async fn open_after(
+        path: &Path,
+        clock: Arc<dyn Clock>,
+        settings: SqliteQueueSettings,
+        first: Option<&'static str>,
+    ) -> Result<Self, StoreError> {
         let failed = |e: sqlx::Error| StoreError::did_not_happen(OPEN, e);
         let mut connection = SqliteConnectOptions::new()
             .filename(path)
@@ -123,7 +148,7 @@ impl SqliteQueue {
             .await
             .map_err(failed)?;
         let mut tx = connection.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
-        for statement in SCHEMA {
+        for statement in SCHEMA.into_iter().chain(first) {
             sqlx::query(statement).execute(&mut *tx).await.map_err(failed)?;
         }
         tx.commit().await.map_err(failed)?;
