@@ -107,6 +107,14 @@ impl Item<'_, '_> {
             take_over: None,
         }
     }
+
+    /// Lets go of a PENDING that this call could not make durable, where nobody else can have done so. A check with a
+    /// `requestId` shares its PENDING with its own retries: one of them may have sent the fact, and another check that then
+    /// won the key would be a second NEW. So that one lapses at its deadline; its retry adopts it before.
+    fn release(&self, pending: &Record) -> Option<Release> {
+        let shared = self.prepared.check.request_id.is_some();
+        (!shared).then(|| Release { slot: self.prepared.slot, guard: Guard::of(pending) })
+    }
 }
 
 /// How long a PENDING holds from `now`, in milliseconds.
@@ -130,8 +138,9 @@ macro_rules! take_steps {
 }
 
 impl Ledger {
-    /// Decides items of distinct keys, or repeats of keys that stand confirmed.
-    pub(super) async fn decide(&self, prepared: &[Prepared<'_>]) -> Vec<Answer> {
+    /// Decides items of distinct keys, or repeats of keys that were decided. `waited_ms` is how long this call of the use
+    /// case has waited for others: it does so once, whatever it decides.
+    pub(super) async fn decide(&self, prepared: &[Prepared<'_>], waited_ms: &mut u64) -> Vec<Answer> {
         let mut items: Vec<_> = prepared
             .iter()
             .map(|prepared| Item {
@@ -142,7 +151,6 @@ impl Ledger {
                 moves: 0,
             })
             .collect();
-        let mut waited_ms = 0;
         let mut pause_ms = FIRST_PAUSE_MS;
         loop {
             while items.iter().any(|item| !matches!(item.step, Step::Wait | Step::Done(_))) {
@@ -155,12 +163,12 @@ impl Ledger {
                 self.count(&mut items, now).await;
                 self.ask_cold_ledger(&mut items, now).await;
             }
-            if !items.iter().any(|item| matches!(item.step, Step::Wait)) || waited_ms >= WAIT_MS {
+            if !items.iter().any(|item| matches!(item.step, Step::Wait)) || *waited_ms >= WAIT_MS {
                 return give_up(items, Undecided::Pending);
             }
-            let pause = pause_ms.min(WAIT_MS - waited_ms);
+            let pause = pause_ms.min(WAIT_MS - *waited_ms);
             self.clock.pause(pause).await;
-            waited_ms += pause;
+            *waited_ms += pause;
             pause_ms *= 2;
             self.look_again(&mut items).await;
         }
@@ -276,7 +284,7 @@ impl Ledger {
                 }
                 Sent::Refused => {
                     items[at].step = Step::Done(Err(Undecided::Queue));
-                    to_release.push(Release { slot: items[at].prepared.slot, guard: Guard::of(&pending) });
+                    to_release.extend(items[at].release(&pending));
                 }
                 // Its deadline is over; the store drops it by itself.
                 Sent::TooLate => items[at].step = Step::Done(Err(Undecided::TooSlow)),
@@ -400,7 +408,8 @@ impl Ledger {
                 let replay_seconds = prepared.policy.replay_seconds;
                 let subject = &prepared.check.subject;
                 let mut result = cold.register(subject, &wanted, replay_seconds).await;
-                if matches!(result, Err(StoreError::MayHaveHappened { .. })) {
+                let in_time = || self.clock.now().is_ok_and(|now| now < pending.pending_deadline());
+                if matches!(result, Err(StoreError::MayHaveHappened { .. })) && in_time() {
                     // The same registration and nonce: a first try that happened is recognised.
                     result = cold.register(subject, &wanted, replay_seconds).await;
                 }
@@ -412,29 +421,35 @@ impl Ledger {
         let mut answers = Vec::new();
         let mut to_release = Vec::new();
         for ((at, (pending, replayed)), result) in won.into_iter().zip(results) {
-            let guard = Guard::of(&pending);
             match result {
                 Ok(registered) => {
                     let item = &items[at];
                     let answer = cold_answer(item.prepared, item.registration_id, &registered, replayed, now);
                     let (Registered::Ours(record) | Registered::Theirs(record)) = registered;
-                    settles.push((at, guard, *record));
+                    settles.push((at, Guard::of(&pending), *record));
                     answers.push(answer);
                 }
                 Err(undecided) => {
                     items[at].step = Step::Done(Err(undecided));
-                    to_release.push(Release { slot: items[at].prepared.slot, guard });
+                    to_release.extend(items[at].release(&pending));
                 }
             }
         }
         if !to_release.is_empty() {
             self.hot.release(&to_release).await;
         }
-        let places: Vec<_> = settles.iter().map(|(at, ..)| *at).collect();
         // The cold ledger has decided; the hot tier only learns of it.
-        self.settle(items, settles).await;
-        for (at, answer) in places.into_iter().zip(answers) {
-            items[at].step = Step::Done(answer);
+        let confirmed = self.settle(items, settles.clone()).await;
+        for (((at, _, record), answer), confirmed) in settles.into_iter().zip(answers).zip(confirmed) {
+            items[at].step = Step::Done(match answer {
+                Ok(Verdict::New(new)) if !confirmed => {
+                    // No fact of it is on the queue, so none would heal the hot tier, whose misses may be believed again soon.
+                    let subject = items[at].prepared.check.subject.clone();
+                    self.repeats.offer(Fact::of(subject, &without_response(&record)));
+                    Ok(Verdict::New(NewVerdict { confirmed, ..new }))
+                }
+                answer => answer,
+            });
         }
     }
 

@@ -169,7 +169,8 @@ impl Ledger {
                 },
             }
         }
-        self.decide_into(&mut answers, firsts).await;
+        let mut waited_ms = 0;
+        self.decide_into(&mut answers, firsts, &mut waited_ms).await;
         let mut decidable = Vec::with_capacity(repeats.len());
         for (at, first, prepared) in repeats {
             match &answers[first] {
@@ -178,7 +179,7 @@ impl Ledger {
             }
         }
         if !decidable.is_empty() {
-            self.decide_into(&mut answers, decidable).await;
+            self.decide_into(&mut answers, decidable, &mut waited_ms).await;
         }
         let answers: Vec<_> =
             answers.into_iter().map(|answer| answer.unwrap_or(Err(Undecided::Contended.into()))).collect();
@@ -188,9 +189,14 @@ impl Ledger {
         answers
     }
 
-    async fn decide_into(&self, answers: &mut [Option<Result<Verdict, Refusal>>], items: Vec<(usize, Prepared<'_>)>) {
+    async fn decide_into(
+        &self,
+        answers: &mut [Option<Result<Verdict, Refusal>>],
+        items: Vec<(usize, Prepared<'_>)>,
+        waited_ms: &mut u64,
+    ) {
         let (places, prepared): (Vec<_>, Vec<_>) = items.into_iter().unzip();
-        for (at, answer) in places.into_iter().zip(self.decide(&prepared).await) {
+        for (at, answer) in places.into_iter().zip(self.decide(&prepared, waited_ms).await) {
             answers[at] = Some(answer.map_err(Refusal::from));
         }
     }
