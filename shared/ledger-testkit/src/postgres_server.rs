@@ -1,12 +1,12 @@
 //! A real PostgreSQL server for tests: one per test process, a database per test.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::os::unix::fs::{MetadataExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use ledger_stores::postgres::PostgresLedger;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -16,19 +16,27 @@ use tokio::sync::OnceCell;
 /// The oldest major version supported, and the newest looked for.
 const VERSIONS: std::ops::RangeInclusive<u32> = 15..=19;
 
-/// Prepares a cluster, starts it and waits: when standard input ends, be it that the test process closes it or dies in any
+/// Prepares a cluster, starts it and does as each line of standard input says, `stop` or `start`: when standard input ends, be it that the test process closes it or dies in any
 /// way, the server goes too, and its files with it. Arguments: where the programs are, and the folder. It listens on a
 /// socket in that folder only, and nothing is synced to disk.
 const SUPERVISOR: &str = r#"
 bin=$1 dir=$2
 cd "$dir" || exit 1
-{
-    "$bin"initdb -D data -U postgres -A trust -E UTF8 --locale=C --no-sync &&
+start() {
     "$bin"pg_ctl -D data -l server.log -w -t 60 -o "-c listen_addresses='' -c unix_socket_directories='$dir' \
         -c fsync=off -c synchronous_commit=off -c full_page_writes=off -c max_connections=200" start
+}
+stop() {
+    "$bin"pg_ctl -D data -m fast -w -t 60 stop
+}
+{
+    "$bin"initdb -D data -U postgres -A trust -E UTF8 --locale=C --no-sync && start
 } >supervisor.log 2>&1 || { cat supervisor.log server.log; exit 1; }
 echo ready
-read -r _
+while read -r order; do
+    "$order" >supervisor.log 2>&1 || { cat supervisor.log server.log; exit 1; }
+    echo ready
+done
 "$bin"pg_ctl -D data -m immediate stop >/dev/null 2>&1
 rm -rf "$dir"
 "#;
@@ -39,6 +47,7 @@ const TEMPLATE: &str = "ledger_template";
 #[derive(Debug)]
 pub struct PostgresServer {
     supervisor: Child,
+    said: Mutex<Lines<BufReader<ChildStdout>>>,
     socket: PathBuf,
     migrated: OnceCell<()>,
     databases: AtomicU32,
@@ -68,13 +77,43 @@ impl PostgresServer {
         // A signal from the terminal must not reach the supervisor before it has cleaned up.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut supervisor = command.spawn().expect("a shell to start PostgreSQL with");
-        let mut said = BufReader::new(supervisor.stdout.take().expect("a pipe")).lines();
+        let said = Mutex::new(BufReader::new(supervisor.stdout.take().expect("a pipe")).lines());
+        let server = Self { supervisor, said, socket: dir, migrated: OnceCell::new(), databases: AtomicU32::new(0) };
+        server.wait_until_ready("PostgreSQL 15 or newer is needed and did not start");
+        server
+    }
+
+    /// Stops it: what was committed is kept, what is under way is rolled back, and whoever is connected is cut off.
+    ///
+    /// # Panics
+    /// Where it does not stop.
+    pub fn stop(&mut self) {
+        self.order("stop");
+    }
+
+    /// Starts it again, with what it kept.
+    ///
+    /// # Panics
+    /// Where it does not start.
+    pub fn start_again(&mut self) {
+        self.order("start");
+    }
+
+    #[allow(clippy::expect_used, reason = "a fixture that cannot be changed fails the test")]
+    fn order(&mut self, order: &str) {
+        let input = self.supervisor.stdin.as_mut().expect("a pipe");
+        writeln!(input, "{order}").expect("the supervisor reads");
+        self.wait_until_ready(order);
+    }
+
+    #[allow(clippy::expect_used, reason = "a fixture that cannot start fails the test")]
+    fn wait_until_ready(&self, what: &str) {
+        let mut said = self.said.lock().expect("nobody panicked");
         let first = said.next().transpose().expect("what the supervisor says");
         if first.as_deref() != Some("ready") {
-            let rest: Vec<String> = first.into_iter().chain(said.map_while(Result::ok)).collect();
-            panic!("PostgreSQL 15 or newer is needed and did not start:\n{}", rest.join("\n"));
+            let rest: Vec<String> = first.into_iter().chain(said.by_ref().map_while(Result::ok)).collect();
+            panic!("{what}:\n{}", rest.join("\n"));
         }
-        Self { supervisor, socket: dir, migrated: OnceCell::new(), databases: AtomicU32::new(0) }
     }
 
     /// A new database with the ledger's schema and nothing in it, and its URL.
