@@ -116,13 +116,17 @@ pub fn count(found: Found, guard: &Guard, now: Timestamp, payload: &PayloadHash)
 }
 
 impl Record {
-    /// One more sighting: count, time, and drift where the payload differs from the first one's.
+    /// One more sighting: count, time, and drift where the payload differs from the first one's. Clocks of processes differ
+    /// by ε, so the drift kept as the last is the latest, not the one that came last: as [`Record::merge`] has it, and so the
+    /// same in every tier and in whatever order sightings come.
     pub fn sight(&mut self, now: Timestamp, payload: &PayloadHash) {
         self.retry_count = self.retry_count.saturating_add(1);
         self.last_seen_at = self.last_seen_at.max(now);
         if *payload != self.payload_hash {
-            let count = self.drift.map_or(0, |drift| drift.count).saturating_add(1);
-            self.drift = Some(Drift { count, last_hash: *payload, last_at: now });
+            let (count, last) =
+                self.drift.map_or((0, None), |drift| (drift.count, Some((drift.last_at, drift.last_hash))));
+            let (last_at, last_hash) = last.map_or((now, *payload), |last| last.max((now, *payload)));
+            self.drift = Some(Drift { count: count.saturating_add(1), last_hash, last_at });
         }
     }
 }

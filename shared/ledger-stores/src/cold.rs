@@ -1,8 +1,6 @@
 //! What both cold ledgers do before they speak SQL: check and coalesce facts, and say what an error means.
 
 use ledger_domain::ports::{HistoryPage, HistoryQuery, HistoryRow, StoreError};
-#[cfg(feature = "embedded")]
-use ledger_domain::{Drift, PayloadHash};
 use ledger_domain::{Fact, Record, RegistrationId, Subject, Timestamp};
 
 const DAY_MS: i64 = 86_400_000;
@@ -36,19 +34,6 @@ pub(crate) fn won_after(wanted: &Record, replay_seconds: u64) -> Timestamp {
 pub(crate) fn is_own(standing: &Record, wanted: &Record, won_after: Timestamp) -> bool {
     standing.nonce == wanted.nonce
         && (standing.registration_id == wanted.registration_id || standing.won_at > won_after)
-}
-
-/// One more sighting. Processes' clocks differ by ε, so the drift kept as the last is the latest, not the one that came
-/// last: it is the same in whatever order the writers come.
-#[cfg(feature = "embedded")]
-pub(crate) fn sight(record: &mut Record, now: Timestamp, payload: &PayloadHash) {
-    let before = record.drift;
-    record.sight(now, payload);
-    if let (Some(before), Some(after)) = (before, record.drift)
-        && (before.last_at, before.last_hash) > (after.last_at, after.last_hash)
-    {
-        record.drift = Some(Drift { count: after.count, ..before });
-    }
 }
 
 /// A stored value that no caller could have given.

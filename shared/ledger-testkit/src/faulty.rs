@@ -15,6 +15,9 @@ use ledger_domain::{Fact, PayloadHash, Record, Slot, Subject, Tenant, Timestamp}
 /// Set to a number, it is the seed of every [`seed`] of the run: how a failure is run again.
 pub const SEED_VARIABLE: &str = "LEDGER_FAULT_SEED";
 
+/// Set to a number, it is how many runs a test of random runs makes instead of its own number.
+pub const RUNS_VARIABLE: &str = "LEDGER_FAULT_RUNS";
+
 /// How many of a thousand operations go wrong, and how. The sum is at most 1,000; the rest goes right.
 ///
 /// "It happened, and is reported as not" is missing: no store may say that, and no caller can survive it.
@@ -44,6 +47,7 @@ impl FaultRates {
 pub struct Faulty<T: ?Sized> {
     inner: Arc<T>,
     seed: u64,
+    yields: bool,
     state: Mutex<State>,
 }
 
@@ -97,12 +101,22 @@ impl Fate {
 /// Where the variable holds no number.
 #[must_use]
 pub fn seed() -> u64 {
-    #[expect(clippy::disallowed_methods, reason = "how a developer runs a failed test again")]
-    let given = std::env::var(SEED_VARIABLE).ok();
-    match given {
-        Some(text) => text.parse().unwrap_or_else(|e| panic!("{SEED_VARIABLE}: {text:?}: {e}")),
-        None => std::hash::RandomState::new().build_hasher().finish(),
-    }
+    number(SEED_VARIABLE).unwrap_or_else(|| std::hash::RandomState::new().build_hasher().finish())
+}
+
+/// How many runs to make: the number in [`RUNS_VARIABLE`], else `usual`.
+///
+/// # Panics
+/// Where the variable holds no number.
+#[must_use]
+pub fn runs(usual: u64) -> u64 {
+    number(RUNS_VARIABLE).unwrap_or(usual)
+}
+
+fn number(variable: &str) -> Option<u64> {
+    #[expect(clippy::disallowed_methods, reason = "how a developer runs a failed test again, or longer")]
+    let given = std::env::var(variable).ok();
+    given.map(|text| text.parse().unwrap_or_else(|e| panic!("{variable}: {text:?}: {e}")))
 }
 
 impl<T: ?Sized> fmt::Debug for Faulty<T> {
@@ -119,9 +133,20 @@ impl<T: ?Sized> Faulty<T> {
     #[must_use]
     pub fn new(inner: Arc<T>, seed: u64, rates: FaultRates) -> Self {
         println!("faults: {SEED_VARIABLE}={seed} {rates:?}");
-        let faulty = Self { inner, seed, state: Mutex::new(State { random: seed, rates, faults: 0 }) };
+        let faulty = Self { inner, seed, yields: false, state: Mutex::new(State { random: seed, rates, faults: 0 }) };
         faulty.set_rates(rates);
         faulty
+    }
+
+    /// Lets other tasks run before and after each operation, so that tasks on one thread meet in every order.
+    #[must_use]
+    pub fn yielding(self) -> Self {
+        Self { yields: true, ..self }
+    }
+
+    /// How often to let other tasks run now.
+    fn yields(&self) -> u64 {
+        if self.yields { self.state().next() % 4 } else { 0 }
     }
 
     /// Other rates from now on: an outage, or calm in which a test looks at what came of it all.
@@ -195,10 +220,18 @@ fn reported<O>(
     fates.into_iter().map(report).collect()
 }
 
+async fn yield_times(times: u64) {
+    for _ in 0..times {
+        tokio::task::yield_now().await;
+    }
+}
+
 macro_rules! batch {
     ($self:ident.$method:ident($requests:ident)) => {{
         let (fates, passed) = $self.fated($requests);
+        yield_times($self.yields()).await;
         let outcomes = if passed.is_empty() { Vec::new() } else { $self.inner.$method(&passed).await };
+        yield_times($self.yields()).await;
         reported(stringify!($method), fates, outcomes)
     }};
 }
@@ -206,6 +239,7 @@ macro_rules! batch {
 macro_rules! single {
     ($self:ident.$method:ident($($argument:expr),*)) => {{
         let fate = $self.draw();
+        yield_times($self.yields()).await;
         if fate.is_done() {
             fate.report(stringify!($method), $self.inner.$method($($argument),*).await)
         } else {

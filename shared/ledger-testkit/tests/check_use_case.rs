@@ -260,6 +260,7 @@ async fn r10_drift_is_reported_each_time_and_the_first_hash_kept() {
     let t = start();
     t.told_new(check("t:as4", "k", 1)).await;
     for (payload, drift) in [(2, true), (1, false), (3, true), (2, true)] {
+        t.clock.advance(1);
         assert_eq!(t.told_seen(check("t:as4", "k", payload)).await.payload_hash_drift, drift);
     }
     let Found::Record(record) = t.stands(&check("t:as4", "k", 1)).await else { panic!("it stands") };

@@ -6,7 +6,7 @@ use sha2::{Digest as _, Sha256};
 use sqlx::SqliteConnection;
 
 use super::row::{bind_row, bind_subject, claim_row, record as read_record};
-use crate::cold::{Coalesced, WINDOW_MAX_MS, is_own, sight};
+use crate::cold::{Coalesced, WINDOW_MAX_MS, is_own};
 
 /// The registering step, as PostgreSQL's statement does it.
 pub(super) async fn register(
@@ -38,7 +38,7 @@ pub(super) async fn sight_standing(
         return Ok(Some(Registered::Ours(Box::new(standing))));
     }
     let mut counted = standing;
-    sight(&mut counted, now, &sighted.payload_hash);
+    counted.sight(now, &sighted.payload_hash);
     write_claim(conn, subject, &counted).await?;
     merge_history(conn, subject, &counted).await?;
     Ok(Some(Registered::Theirs(Box::new(counted))))

@@ -21,6 +21,15 @@ local unchanged = #v >= 75
   and (v == read or (ARGV[3] and #v == tonumber(ARGV[3]) and sub(v, 1, #read) == read))
 if not unchanged and (sub(v, 1, 20) ~= sub(read, 1, 20) or not readable(v)) then return v end
 
+-- The later of two drifts, by time and then by hash. Byte by byte: strings are collated as the server's locale has it.
+local function later(a, b)
+  for i = 1, 38 do
+    local x, y = byte(a, i), byte(b, i)
+    if x ~= y then return x > y and a or b end
+  end
+  return a
+end
+
 local head, flags = counted(), byte(v, 75)
 local new
 if sub(v, 43, 74) == sub(sighting, 7) then
@@ -30,7 +39,7 @@ if sub(v, 43, 74) == sub(sighting, 7) then
 elseif flags % 2 == 1 then
   local drifts = unpack_int('>I4', v, 76)
   if drifts < MAX_COUNT then drifts = drifts + 1 end
-  local changed = head .. sub(v, 31, 75) .. pack_int('>I4', drifts) .. sighting
+  local changed = head .. sub(v, 31, 75) .. pack_int('>I4', drifts) .. later(sub(v, 80, 117), sighting)
   redis.call('SETRANGE', KEYS[1], 20, changed)
   if unchanged then return 1 end
   new = sub(v, 1, 20) .. changed .. sub(v, 118)
