@@ -119,6 +119,26 @@ fn postgresql_alone_is_migrated_and_written_to() {
 }
 
 #[test]
+fn a_postgresql_that_goes_and_comes_back_misses_nothing() {
+    let mut server = PostgresServer::start();
+    let (data, url) = (tempfile::tempdir().expect("a folder"), block_on(server.database()));
+    let local = Local::start(data.path(), &[("DATABASE_URL", &url)]);
+    local.check("before").is_new();
+    server.stop();
+    for key in ["a", "b", "c"] {
+        local.check(key).is_new();
+        local.check(key).is_seen(1);
+    }
+    server.start_again();
+    // What was delivered in the outage is hidden for 30 s.
+    for key in ["before", "a", "b", "c"] {
+        eventually(|| local.in_history(key)).unwrap_or_else(|| panic!("{key} is missing"));
+        local.check(key).is_seen(if key == "before" { 1 } else { 2 });
+    }
+    local.stop();
+}
+
+#[test]
 fn sqs_alone() {
     let (url, dead_url) = queues("alone");
     let data = tempfile::tempdir().expect("a folder");

@@ -287,3 +287,7 @@ impl Entropy for OsEntropy {
 #[cfg(test)]
 #[path = "clock_tests.rs"]
 mod tests;
+
+#[cfg(all(test, feature = "redis"))]
+#[path = "clock_redis_tests.rs"]
+mod redis_tests;
