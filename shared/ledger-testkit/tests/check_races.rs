@@ -86,6 +86,19 @@ async fn a_refused_retry_does_not_let_go_of_what_its_first_try_may_have_made_dur
 }
 
 #[tokio::test]
+async fn its_own_pending_past_the_deadline_is_not_adopted_but_won_anew_once_it_is_gone() {
+    let t = start().await;
+    let asked = with_request_id(check("t:as4", "k", 1), "delivery-1");
+    t.house.queue.script([Send::DropAndLoseReply; 3]);
+    let first = t.told_new(asked.clone()).await;
+    // The deadline is over, but the store keeps it for 2 ε more, and this check waits for that.
+    t.clock.advance(10_000);
+    let again = t.told_new(asked).await;
+    assert!(again.durable && !again.replayed);
+    assert!(again.first_seen_at.millis_since(first.first_seen_at) >= 10_200);
+}
+
+#[tokio::test]
 async fn a_registration_that_the_hot_tier_did_not_learn_of_is_said_so_and_healed_by_its_fact() {
     let t = start().await;
     t.house.trust.set(false);

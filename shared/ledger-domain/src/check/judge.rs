@@ -98,3 +98,59 @@ pub(super) fn seen_verdict(
         constant_request_id: record.nonce == nonce,
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::RegistrationId;
+    use crate::record::TakeOver;
+
+    const NOW: i64 = 1_790_000_000_000;
+
+    fn registered() -> Record {
+        let now = Timestamp::from_millis(NOW);
+        Record {
+            registration_id: RegistrationId::from_bytes([1; 8]),
+            state: State::Registered,
+            attempt: 1,
+            nonce: Nonce::from_bytes([2; 8]),
+            won_at: now,
+            first_seen_at: now,
+            last_seen_at: now,
+            window_ends_at: now.plus_seconds(3_600),
+            payload_hash: PayloadHash::from_bytes([3; 32]),
+            retry_count: 0,
+            source_service: None,
+            drift: None,
+            lease_ends_at: None,
+            response: None,
+            undurable: false,
+            take_over: None,
+        }
+    }
+
+    #[test]
+    fn nobody_is_told_anything_of_what_is_marked_undurable_or_is_being_taken_over() {
+        let (own, other) = (Nonce::from_bytes([2; 8]), Nonce::from_bytes([4; 8]));
+        let now = Timestamp::from_millis(NOW + 1_000);
+        let take_over = |deadline| TakeOver {
+            deadline,
+            attempt: 2,
+            nonce: other,
+            won_at: Timestamp::from_millis(NOW),
+            lease_ends_at: None,
+        };
+        for state in [State::Registered, State::InProgress, State::Failed, State::Resolved] {
+            let base = Record { state, lease_ends_at: Some(now.plus_seconds(60)), ..registered() };
+            let undurable = Record { undurable: true, ..base.clone() };
+            let taken_over = Record { take_over: Some(take_over(now.plus_millis(1))), ..base };
+            for nonce in [own, other] {
+                assert_eq!(judge(&undurable, nonce, now, 900), Judged::Unsupported, "{state:?}");
+                assert_eq!(judge(&taken_over, nonce, now, 900), Judged::Unsupported, "{state:?}");
+            }
+        }
+        // Lapsed, it says nothing: the record beneath stands.
+        let lapsed = Record { take_over: Some(take_over(now)), ..registered() };
+        assert_eq!(judge(&lapsed, other, now, 900), Judged::Repeat);
+    }
+}
