@@ -136,7 +136,7 @@ impl Ledger {
             .iter()
             .map(|prepared| Item {
                 prepared,
-                registration_id: RegistrationId::from_bytes(self.entropy.eight_bytes()),
+                registration_id: prepared.registration_id,
                 step: Step::Begin,
                 failures: 0,
                 moves: 0,

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::digest::{Slot, nonce_of};
 use crate::hash::PayloadHash;
-use crate::ids::Nonce;
+use crate::ids::{Nonce, RegistrationId};
 use crate::policy::Policy;
 use crate::ports::{Clock, ColdLedger, Entropy, EventQueue, FactSink, HotTier, HotTrust, PolicySource};
 use crate::record::Subject;
@@ -137,6 +137,8 @@ struct Prepared<'a> {
     check: &'a Check,
     slot: Slot,
     nonce: Nonce,
+    /// Of the registration that the check becomes if it wins.
+    registration_id: RegistrationId,
     policy: Policy,
     window_seconds: u64,
 }
@@ -146,13 +148,32 @@ impl Ledger {
     /// checks. Repeats of one key inside a batch are decided in order, and one whose first could not be decided inherits its
     /// refusal.
     pub async fn check(&self, checks: &[Check]) -> Vec<Result<Verdict, Refusal>> {
+        let random = self.entropy.many_eight_bytes(checks.len() * 2);
+        let (random, _) = random.as_chunks::<2>();
+        let answers = match (checks, random) {
+            ([check], [random]) => vec![self.check_one(check, *random).await],
+            _ => self.check_many(checks, random).await,
+        };
+        for answer in &answers {
+            self.counters.count(answer);
+        }
+        answers
+    }
+
+    async fn check_one(&self, check: &Check, random: [[u8; 8]; 2]) -> Result<Verdict, Refusal> {
+        let prepared = self.prepare(check, random)?;
+        let answer = self.decide(std::slice::from_ref(&prepared)).await.pop();
+        answer.unwrap_or(Err(Undecided::Contended)).map_err(Refusal::from)
+    }
+
+    async fn check_many(&self, checks: &[Check], random: &[[[u8; 8]; 2]]) -> Vec<Result<Verdict, Refusal>> {
         let mut answers: Vec<Option<Result<Verdict, Refusal>>> = Vec::new();
         answers.resize_with(checks.len(), || None);
         let mut first_of: HashMap<Slot, usize> = HashMap::with_capacity(checks.len());
         let mut firsts = Vec::with_capacity(checks.len());
         let mut repeats = Vec::new();
-        for (at, check) in checks.iter().enumerate() {
-            match self.prepare(check) {
+        for (at, (check, random)) in checks.iter().zip(random).enumerate() {
+            match self.prepare(check, *random) {
                 Err(refusal) => answers[at] = Some(Err(refusal)),
                 Ok(prepared) => match first_of.get(&prepared.slot) {
                     Some(first) => repeats.push((at, *first, prepared)),
@@ -174,12 +195,7 @@ impl Ledger {
         if !decidable.is_empty() {
             self.decide_into(&mut answers, decidable).await;
         }
-        let answers: Vec<_> =
-            answers.into_iter().map(|answer| answer.unwrap_or(Err(Undecided::Contended.into()))).collect();
-        for answer in &answers {
-            self.counters.count(answer);
-        }
-        answers
+        answers.into_iter().map(|answer| answer.unwrap_or(Err(Undecided::Contended.into()))).collect()
     }
 
     async fn decide_into(&self, answers: &mut [Option<Result<Verdict, Refusal>>], items: Vec<(usize, Prepared<'_>)>) {
@@ -189,17 +205,20 @@ impl Ledger {
         }
     }
 
-    fn prepare<'a>(&self, check: &'a Check) -> Result<Prepared<'a>, Refusal> {
+    /// `random` is for the registration's id, and for the nonce where there is no `requestId`.
+    fn prepare<'a>(&self, check: &'a Check, random: [[u8; 8]; 2]) -> Result<Prepared<'a>, Refusal> {
         let policy = self.policies.policy(&check.subject.scope).ok_or(Undecided::Policy)?;
         let window_seconds = policy.window_seconds(check.ttl_seconds)?;
+        let [for_id, for_nonce] = random;
         let nonce = match &check.request_id {
             Some(request_id) => nonce_of(&check.principal, request_id, &check.payload, "plain"),
             None if policy.require_request_id => {
                 return Err(Invalid::new("requestId", "a requestId, which the scope's policy requires").into());
             }
-            None => Nonce::from_bytes(self.entropy.eight_bytes()),
+            None => Nonce::from_bytes(for_nonce),
         };
         let slot = Slot::of(&check.subject.scope, &check.subject.key);
-        Ok(Prepared { check, slot, nonce, policy, window_seconds })
+        let registration_id = RegistrationId::from_bytes(for_id);
+        Ok(Prepared { check, slot, nonce, registration_id, policy, window_seconds })
     }
 }
