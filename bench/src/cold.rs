@@ -22,7 +22,7 @@ use crate::table::{Mark, Table};
 use crate::timing::{self, Pairs, now};
 
 /// Pairs a ratio is the median of.
-const PAIRS: usize = 15;
+const PAIRS: usize = 31;
 /// Facts in a sample.
 const SAMPLE: usize = 20_000;
 const WINDOW_SECONDS: u64 = 30 * 86_400;

@@ -23,7 +23,7 @@ use crate::table::{Mark, Table};
 use crate::timing::{Pairs, now, spread};
 
 /// Requests in a sample.
-const REQUESTS: usize = 10_000;
+const REQUESTS: usize = 4_000;
 /// The longest answer the client takes, head and body.
 const ANSWER_MAX_BYTES: usize = 16 * 1_024;
 /// What svix/diom, the nearest peer in Rust, was measured at on such a machine, in requests a second.

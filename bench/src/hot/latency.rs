@@ -14,13 +14,13 @@ use crate::table::{Mark, Table};
 use crate::timing::{Pairs, Spread, now, percentile};
 
 /// Pairs a ratio is the median of.
-const PAIRS: usize = 11;
+const PAIRS: usize = 21;
 /// Samples of the bare maximum.
 const MAXIMA: usize = 5;
 /// Checks in a sample of a maximum.
 const MAXIMUM_CHECKS: usize = 12_000;
 /// How long a sample of latencies takes.
-const SAMPLE: Duration = Duration::from_millis(750);
+const SAMPLE: Duration = Duration::from_millis(400);
 
 /// A row per load and percentile.
 pub(super) async fn run(server: &RedisServer, table: &mut Table) {

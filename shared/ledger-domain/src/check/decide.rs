@@ -15,13 +15,14 @@
 
 use futures::future::join_all;
 
+use super::item::{Answer, Item, Step, TRIES, give_up, pending_ttl_ms, take_steps};
 use super::judge::{Judged, judge, new_verdict, seen_verdict};
 use super::{Ledger, Prepared};
 use crate::fact::Fact;
 use crate::ids::RegistrationId;
 use crate::policy::ConfirmMiss;
-use crate::ports::{Begin, Begun, Count, Registered, Release, Replace, Settle, StoreError, chain};
-use crate::record::{Record, State};
+use crate::ports::{Begin, Begun, Count, Registered, Replace, Settle, StoreError, chain};
+use crate::record::Record;
 use crate::time::Timestamp;
 use crate::transition::{Counted, Found, Guard, Swapped};
 use crate::verdict::{DecidedBy, NewVerdict, Undecided, Verdict};
@@ -30,127 +31,17 @@ use crate::verdict::{DecidedBy, NewVerdict, Undecided, Verdict};
 const WAIT_MS: u64 = 500;
 /// The first pause of that wait; each further one is twice as long.
 const FIRST_PAUSE_MS: u64 = 5;
-/// How often one check may find its record changed under it before it gives up. Each change is another's progress.
-const MOVES_MAX: u8 = 8;
-/// How often a request to the hot tier, or a fact, is sent in all where the outcome is not known.
-const TRIES: u8 = 2;
 /// How often a fact is sent in all while nobody knows whether it is durable.
 const SENDS: u8 = 3;
-
-type Answer = Result<Verdict, Undecided>;
-
-/// Where an item of a batch stands.
-enum Step {
-    /// Nothing is known: win the key.
-    Begin,
-    /// This was found.
-    Judge(Found),
-    /// A PENDING of this check stands: make it durable and settle it. `replayed` where an earlier call won it.
-    Register { pending: Record, replayed: bool },
-    /// A repeat of this record.
-    Count(Record),
-    /// This record's window is over.
-    Replace(Record),
-    /// A value nobody here can read.
-    Unreadable,
-    /// Somebody else is making the key durable.
-    Wait,
-    /// Decided.
-    Done(Answer),
-}
-
-struct Item<'p, 'c> {
-    prepared: &'p Prepared<'c>,
-    registration_id: RegistrationId,
-    step: Step,
-    failures: u8,
-    moves: u8,
-}
-
-impl Item<'_, '_> {
-    /// The hot tier did not answer: try once more, then say so.
-    fn hot_tier_failed(&mut self, error: &StoreError, again: Step) {
-        self.failures += 1;
-        tracing::warn!(error = chain(error), failures = self.failures, "the hot tier did not answer");
-        self.step = if self.failures < TRIES { again } else { Step::Done(Err(Undecided::HotTier)) };
-    }
-
-    /// What was read is no longer there.
-    fn moved(&mut self, found: Found) {
-        self.moves += 1;
-        self.step = match found {
-            _ if self.moves > MOVES_MAX => Step::Done(Err(Undecided::Contended)),
-            Found::Absent => Step::Begin,
-            Found::Record(_) | Found::Unreadable => Step::Judge(found),
-        };
-    }
-
-    /// A PENDING of this check as of `now`.
-    fn pending(&self, now: Timestamp) -> Record {
-        let check = self.prepared.check;
-        Record {
-            registration_id: self.registration_id,
-            state: State::Pending,
-            attempt: 1,
-            nonce: self.prepared.nonce,
-            won_at: now,
-            first_seen_at: now,
-            last_seen_at: now,
-            window_ends_at: now.plus_seconds(self.prepared.window_seconds),
-            payload_hash: check.payload,
-            retry_count: 0,
-            source_service: check.source_service.clone(),
-            drift: None,
-            lease_ends_at: None,
-            response: None,
-            undurable: false,
-            take_over: None,
-        }
-    }
-
-    /// Lets go of a PENDING that this call could not make durable, where nobody else can have done so. A check with a
-    /// `requestId` shares its PENDING with its own retries: one of them may have sent the fact, and another check that then
-    /// won the key would be a second NEW. So that one lapses at its deadline; its retry adopts it before.
-    fn release(&self, pending: &Record) -> Option<Release> {
-        let shared = self.prepared.check.request_id.is_some();
-        (!shared).then(|| Release { slot: self.prepared.slot, guard: Guard::of(pending) })
-    }
-}
-
-/// How long a PENDING holds from `now`, in milliseconds.
-fn pending_ttl_ms(pending: &Record, now: Timestamp) -> u64 {
-    u64::try_from(pending.pending_deadline().millis_since(now)).unwrap_or(0).max(1)
-}
-
-/// The items at a step, by place, each with what the step holds taken out; each gets its next step before the loop comes
-/// round.
-macro_rules! take_steps {
-    ($items:expr, $pattern:pat => $value:expr) => {{
-        let mut taken = Vec::new();
-        for (at, item) in $items.iter_mut().enumerate() {
-            match std::mem::replace(&mut item.step, Step::Wait) {
-                $pattern => taken.push((at, $value)),
-                other => item.step = other,
-            }
-        }
-        taken
-    }};
-}
+/// How long a fact may be on its way, in milliseconds: a queue's two attempts of two seconds each. One that is sent again
+/// must arrive before its PENDING's deadline, for past it another check may win the key.
+const SEND_AGAIN_MS: i64 = 4_000;
 
 impl Ledger {
     /// Decides items of distinct keys, or repeats of keys that were decided. `waited_ms` is how long this call of the use
     /// case has waited for others: it does so once, whatever it decides.
     pub(super) async fn decide(&self, prepared: &[Prepared<'_>], waited_ms: &mut u64) -> Vec<Answer> {
-        let mut items: Vec<_> = prepared
-            .iter()
-            .map(|prepared| Item {
-                prepared,
-                registration_id: RegistrationId::from_bytes(self.entropy.eight_bytes()),
-                step: Step::Begin,
-                failures: 0,
-                moves: 0,
-            })
-            .collect();
+        let mut items: Vec<_> = prepared.iter().map(Item::new).collect();
         let mut pause_ms = FIRST_PAUSE_MS;
         loop {
             while items.iter().any(|item| !matches!(item.step, Step::Wait | Step::Done(_))) {
@@ -308,11 +199,12 @@ impl Ledger {
     async fn send_facts(&self, items: &[Item<'_, '_>], pendings: &[(usize, &Record)]) -> Vec<Sent> {
         let mut sent = vec![Sent::Refused; pendings.len()];
         let mut open: Vec<usize> = (0..pendings.len()).collect();
-        for _ in 0..SENDS {
+        for send in 0..SENDS {
             // Past its PENDING's deadline another check may have won the key: no fact may be sent.
+            let margin_ms = if send == 0 { 0 } else { SEND_AGAIN_MS };
             let Ok(now) = self.clock.now() else { break };
             open.retain(|place| {
-                let in_time = now < pendings[*place].1.pending_deadline();
+                let in_time = now.plus_millis(margin_ms) < pendings[*place].1.pending_deadline();
                 if !in_time && sent[*place] != Sent::Unknown {
                     sent[*place] = Sent::TooLate;
                 }
@@ -556,21 +448,4 @@ fn cold_ledger_failed(error: &StoreError) -> Undecided {
 /// Facts about repeats leave the response's body out.
 fn without_response(record: &Record) -> Record {
     Record { response: None, ..record.clone() }
-}
-
-/// The answers; what is not decided yet is given up for `why`.
-fn give_up(items: Vec<Item<'_, '_>>, why: Undecided) -> Vec<Answer> {
-    items
-        .into_iter()
-        .map(|item| match item.step {
-            Step::Done(answer) => answer,
-            Step::Begin
-            | Step::Judge(_)
-            | Step::Register { .. }
-            | Step::Count(_)
-            | Step::Replace(_)
-            | Step::Unreadable
-            | Step::Wait => Err(why),
-        })
-        .collect()
 }

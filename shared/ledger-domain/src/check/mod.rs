@@ -3,6 +3,7 @@
 //! [`Ledger::check`] takes one check or a batch. `decide` orders the tiers, `judge` holds the rules that need no tier.
 
 mod decide;
+mod item;
 mod judge;
 
 use std::collections::HashMap;
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::digest::{Slot, nonce_of};
 use crate::hash::PayloadHash;
-use crate::ids::Nonce;
+use crate::ids::{Nonce, RegistrationId};
 use crate::policy::Policy;
 use crate::ports::{Clock, ColdLedger, Entropy, EventQueue, FactSink, HotTier, HotTrust, PolicySource};
 use crate::record::Subject;
@@ -137,6 +138,8 @@ struct Prepared<'a> {
     check: &'a Check,
     slot: Slot,
     nonce: Nonce,
+    /// Of the registration that the check becomes if it wins.
+    registration_id: RegistrationId,
     policy: Policy,
     window_seconds: u64,
 }
@@ -146,19 +149,38 @@ impl Ledger {
     /// checks. Repeats of one key inside a batch are decided in order, and one whose first could not be decided inherits its
     /// refusal.
     pub async fn check(&self, checks: &[Check]) -> Vec<Result<Verdict, Refusal>> {
+        let random = self.entropy.many_eight_bytes(checks.len() * 2);
+        let (random, _) = random.as_chunks::<2>();
+        let answers = match (checks, random) {
+            ([check], [random]) => vec![self.check_one(check, *random).await],
+            _ => self.check_many(checks, random).await,
+        };
+        for answer in &answers {
+            self.counters.count(answer);
+        }
+        answers
+    }
+
+    async fn check_one(&self, check: &Check, random: [[u8; 8]; 2]) -> Result<Verdict, Refusal> {
+        let prepared = self.prepare(check, random)?;
+        let answer = self.decide(std::slice::from_ref(&prepared), &mut 0).await.pop();
+        answer.unwrap_or(Err(Undecided::Contended)).map_err(Refusal::from)
+    }
+
+    async fn check_many(&self, checks: &[Check], random: &[[[u8; 8]; 2]]) -> Vec<Result<Verdict, Refusal>> {
         let mut answers: Vec<Option<Result<Verdict, Refusal>>> = Vec::new();
         answers.resize_with(checks.len(), || None);
         let mut first_of: HashMap<Slot, (usize, Nonce)> = HashMap::with_capacity(checks.len());
         let mut firsts = Vec::with_capacity(checks.len());
         let mut repeats = Vec::new();
-        for (at, check) in checks.iter().enumerate() {
-            match self.prepare(check) {
+        for (at, (check, random)) in checks.iter().zip(random).enumerate() {
+            match self.prepare(check, *random) {
                 Err(refusal) => answers[at] = Some(Err(refusal)),
                 Ok(mut prepared) => match first_of.get(&prepared.slot) {
                     Some((first, nonce)) => {
                         // One delivery that holds a message twice: the second is a repeat, not a retry of the first.
                         if prepared.nonce == *nonce {
-                            prepared.nonce = self.random_nonce();
+                            prepared.nonce = Nonce::from_bytes(random[1]);
                         }
                         repeats.push((at, *first, prepared));
                     }
@@ -181,12 +203,7 @@ impl Ledger {
         if !decidable.is_empty() {
             self.decide_into(&mut answers, decidable, &mut waited_ms).await;
         }
-        let answers: Vec<_> =
-            answers.into_iter().map(|answer| answer.unwrap_or(Err(Undecided::Contended.into()))).collect();
-        for answer in &answers {
-            self.counters.count(answer);
-        }
-        answers
+        answers.into_iter().map(|answer| answer.unwrap_or(Err(Undecided::Contended.into()))).collect()
     }
 
     async fn decide_into(
@@ -201,21 +218,20 @@ impl Ledger {
         }
     }
 
-    fn random_nonce(&self) -> Nonce {
-        Nonce::from_bytes(self.entropy.eight_bytes())
-    }
-
-    fn prepare<'a>(&self, check: &'a Check) -> Result<Prepared<'a>, Refusal> {
+    /// `random` is for the registration's id, and for the nonce where there is no `requestId`.
+    fn prepare<'a>(&self, check: &'a Check, random: [[u8; 8]; 2]) -> Result<Prepared<'a>, Refusal> {
         let policy = self.policies.policy(&check.subject.scope).ok_or(Undecided::Policy)?;
         let window_seconds = policy.window_seconds(check.ttl_seconds)?;
+        let [for_id, for_nonce] = random;
         let nonce = match &check.request_id {
             Some(request_id) => nonce_of(&check.principal, request_id, &check.payload, "plain"),
             None if policy.require_request_id => {
                 return Err(Invalid::new("requestId", "a requestId, which the scope's policy requires").into());
             }
-            None => self.random_nonce(),
+            None => Nonce::from_bytes(for_nonce),
         };
         let slot = Slot::of(&check.subject.scope, &check.subject.key);
-        Ok(Prepared { check, slot, nonce, policy, window_seconds })
+        let registration_id = RegistrationId::from_bytes(for_id);
+        Ok(Prepared { check, slot, nonce, registration_id, policy, window_seconds })
     }
 }

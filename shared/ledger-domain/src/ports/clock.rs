@@ -29,4 +29,9 @@ pub struct ClockUnknown;
 pub trait Entropy: Send + Sync {
     /// Eight random bytes.
     fn eight_bytes(&self) -> [u8; 8];
+
+    /// `count` times eight random bytes. An implementation for which asking is dear asks once.
+    fn many_eight_bytes(&self, count: usize) -> Vec<[u8; 8]> {
+        (0..count).map(|_| self.eight_bytes()).collect()
+    }
 }

@@ -108,7 +108,8 @@ impl Connector {
         }
     }
 
-    fn current(&self) -> Option<Arc<Live>> {
+    /// The connection, where there is one and it is not broken.
+    pub(super) fn current(&self) -> Option<Arc<Live>> {
         let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
         live.as_ref().filter(|live| !live.broken.load(Ordering::Acquire)).map(Arc::clone)
     }
@@ -195,7 +196,7 @@ impl Live {
     pub(super) async fn send(&self, cmd: &Cmd) -> RedisResult<Value> {
         let reply = match &self.link {
             Link::Single(connection) => connection.clone().send_packed_command(cmd).await,
-            Link::Cluster(connection) => send_in_cluster(connection.clone(), cmd).await,
+            Link::Cluster(connection) => Box::pin(send_in_cluster(connection.clone(), cmd)).await,
         };
         self.note(reply.and_then(Value::extract_error))
     }

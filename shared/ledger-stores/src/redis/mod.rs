@@ -69,8 +69,11 @@ impl RedisHotTier {
     }
 
     async fn live(&self, operation: &'static str) -> Result<std::sync::Arc<Live>, StoreError> {
-        // Without a connection nothing was sent.
-        self.connector.get().await.map_err(|error| StoreError::did_not_happen(operation, error))
+        if let Some(live) = self.connector.current() {
+            return Ok(live);
+        }
+        // Connecting is rare and its future large, so it has a place of its own. Without a connection nothing was sent.
+        Box::pin(self.connector.get()).await.map_err(|error| StoreError::did_not_happen(operation, error))
     }
 
     async fn all<C: Command>(&self, requests: &[C]) -> Vec<Result<C::Output, StoreError>> {
@@ -83,8 +86,9 @@ impl RedisHotTier {
         };
         match requests {
             [request] => vec![one(&live, request).await],
-            _ if live.speaker() == Speaker::Cluster => by_slot(&live, requests).await,
-            _ => pipelined(&live, requests).await,
+            // Large futures, in which that of one command would be lost.
+            _ if live.speaker() == Speaker::Cluster => Box::pin(by_slot(&live, requests)).await,
+            _ => Box::pin(pipelined(&live, requests)).await,
         }
     }
 }
@@ -93,7 +97,9 @@ impl RedisHotTier {
 async fn one<C: Command>(live: &Live, request: &C) -> Result<C::Output, StoreError> {
     let mut reply = live.send(&request.command(Call::ByDigest)).await;
     if C::script().is_some() && reply.as_ref().is_err_and(is_no_script) {
-        reply = live.send(&request.command(Call::ByText)).await;
+        // Once for a server; in a place of its own, it does not weigh on every other call.
+        let by_text = request.command(Call::ByText);
+        reply = Box::pin(live.send(&by_text)).await;
     }
     outcome(live, request, reply)
 }
