@@ -195,7 +195,8 @@ impl Live {
     /// Sends one command. It is sent again only where a cluster's node refused it for another.
     pub(super) async fn send(&self, cmd: &Cmd) -> RedisResult<Value> {
         let reply = match &self.link {
-            Link::Single(connection) => connection.clone().send_packed_command(cmd).await,
+            // In a place of its own, a kilobyte: the calls around it would need more than an allocator keeps at hand.
+            Link::Single(connection) => connection.clone().req_packed_command(cmd).await,
             Link::Cluster(connection) => Box::pin(send_in_cluster(connection.clone(), cmd)).await,
         };
         self.note(reply.and_then(Value::extract_error))
