@@ -42,6 +42,11 @@ pub(super) fn is_lost_race(error: &sqlx::Error) -> bool {
     code.is_some_and(|code| code == "40001" || code == "40P01")
 }
 
+/// Whether a row was to be inserted where one of its key stands.
+pub(super) fn is_present(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|e| e.is_unique_violation())
+}
+
 /// Whether no month takes the row. PostgreSQL says so by a check violation that names the table and no constraint.
 pub(super) fn is_missing_month(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(|e| {

@@ -1,9 +1,14 @@
-//! Facts into both tables: two statements in one transaction, and a third where registrations may overlap.
+//! Facts into both tables, in one transaction.
+//!
+//! What looks like the first fact of a key is inserted as it is, the rest is merged: per table one statement each, and one
+//! more where registrations may overlap. Where a first fact turns out not to be the first one (delivered again, or overtaken by
+//! a repeat's), all is rolled back and all is merged. Merging costs the server half as much again, and most rows are first
+//! facts; both ways give the same rows.
 
 use std::collections::HashMap;
 
 use ledger_domain::ports::{ClaimRow, Persisted, StoreError};
-use ledger_domain::{Fact, Record, RegistrationId, Subject, Timestamp};
+use ledger_domain::{Fact, Record, RegistrationId, State, Subject, Timestamp};
 use sha2::{Digest as _, Sha256};
 use sqlx::{Connection as _, PgConnection, Row as _};
 
@@ -25,8 +30,9 @@ impl PostgresLedger {
         let mut conn = self.session(OPERATION).await?;
         let mut months_created = None;
         let mut attempt = 1;
+        let mut first_facts = FirstFacts::Insert;
         loop {
-            let error = match self.within(write(&mut conn, &batch)).await {
+            let error = match self.within(write(&mut conn, &batch, first_facts)).await {
                 Ok((claims, false_new)) => {
                     let months_created = months_created.unwrap_or_default();
                     return Ok(Persisted { claims, false_new, months_created });
@@ -37,6 +43,8 @@ impl PostgresLedger {
                 let at = facts.iter().map(|fact| fact.record.first_seen_at);
                 let ensured = self.ensure_months(&mut conn, at, now).await;
                 months_created = Some(settle(OPERATION, &mut conn, ensured)?);
+            } else if error::is_present(&error) && first_facts == FirstFacts::Insert {
+                first_facts = FirstFacts::Merge;
             } else if error::is_lost_race(&error) && attempt < ATTEMPTS {
                 back_off(attempt).await;
                 attempt += 1;
@@ -49,14 +57,67 @@ impl PostgresLedger {
 
 /// One transaction. Read committed, whatever the database's default: each statement must see what the writer it waited for
 /// has committed.
-async fn write(conn: &mut PgConnection, batch: &[Coalesced<'_>]) -> Result<(Vec<ClaimRow>, u64), sqlx::Error> {
+async fn write(
+    conn: &mut PgConnection,
+    batch: &[Coalesced<'_>],
+    first_facts: FirstFacts,
+) -> Result<(Vec<ClaimRow>, u64), sqlx::Error> {
+    let (first, rest): (Vec<_>, Vec<_>) =
+        batch.iter().partition(|key| first_facts == FirstFacts::Insert && only_first_fact(key).is_some());
     let mut tx = conn.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
-    // Claims first: holding a key's claim, this transaction is the only writer of its history.
-    let (claims, suspects) = write_claims(&mut tx, batch).await?;
-    write_history(&mut tx, batch).await?;
+    // Claims first: holding a key's claim, this transaction is the only writer of its history. Two runs of keys, each in
+    // their order, may deadlock with another batch's; the loser is tried again.
+    let (mut claims, mut suspects) = (Vec::new(), Vec::new());
+    if !first.is_empty() {
+        insert(&mut tx, sql::INSERT_CLAIMS, &first).await?;
+        claims.extend(first.iter().filter_map(|key| {
+            let record = only_first_fact(key)?.clone();
+            Some(ClaimRow { subject: key.subject.clone(), record })
+        }));
+    }
+    if !rest.is_empty() {
+        let merged = write_claims(&mut tx, &rest).await?;
+        claims.extend(merged.0);
+        suspects = merged.1;
+    }
+    claims.sort_unstable_by(|a, b| a.subject.cmp(&b.subject));
+    if !first.is_empty() {
+        insert(&mut tx, sql::INSERT_HISTORY, &first).await?;
+    }
+    if !rest.is_empty() {
+        write_history(&mut tx, &rest).await?;
+    }
     let false_new = if suspects.is_empty() { 0 } else { link(&mut tx, &suspects).await? };
     tx.commit().await?;
     Ok((claims, false_new))
+}
+
+/// What is done with the facts that look like their keys' first ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FirstFacts {
+    /// Nothing stands under their keys: insert them.
+    Insert,
+    /// Something does: merge them like all others.
+    Merge,
+}
+
+/// The record of a key of which the batch holds nothing but a plain registration as it was confirmed.
+fn only_first_fact<'a>(key: &'a Coalesced<'_>) -> Option<&'a Record> {
+    let [record] = key.records.as_slice() else { return None };
+    let is_first = record.state == State::Registered && record.attempt == 1 && record.retry_count == 0;
+    (is_first && record.response.is_none()).then_some(record)
+}
+
+/// Inserts first facts.
+async fn insert(conn: &mut PgConnection, statement: &'static str, first: &[&Coalesced<'_>]) -> Result<(), sqlx::Error> {
+    let mut columns = Columns::default();
+    for key in first {
+        if let Some(record) = only_first_fact(key) {
+            columns.push(key.subject, record);
+        }
+    }
+    columns.bind(query(statement)).execute(conn).await?;
+    Ok(())
 }
 
 /// A registration that may overlap another one of its key.
@@ -64,7 +125,7 @@ type Suspect<'a> = (&'a Subject, Timestamp, RegistrationId);
 
 async fn write_claims<'a>(
     conn: &mut PgConnection,
-    batch: &'a [Coalesced<'a>],
+    batch: &[&'a Coalesced<'a>],
 ) -> Result<(Vec<ClaimRow>, Vec<Suspect<'a>>), sqlx::Error> {
     let mut columns = Columns::default();
     let (mut bodies, mut others_until) = (Vec::new(), Vec::new());
@@ -78,7 +139,7 @@ async fn write_claims<'a>(
     let statement = columns.bind(query(sql::PERSIST_CLAIMS)).bind(&bodies).bind(&others_until);
     let rows = statement.fetch_all(conn).await?;
 
-    let keys: HashMap<&Subject, &Coalesced<'_>> = batch.iter().map(|key| (key.subject, key)).collect();
+    let keys: HashMap<&Subject, &Coalesced<'_>> = batch.iter().map(|key| (key.subject, *key)).collect();
     let mut claims = Vec::with_capacity(rows.len());
     let mut suspects = Vec::new();
     for row in rows {
@@ -91,7 +152,6 @@ async fn write_claims<'a>(
         }
         claims.push(claim);
     }
-    claims.sort_unstable_by(|a, b| a.subject.cmp(&b.subject));
     Ok((claims, suspects))
 }
 
@@ -102,7 +162,7 @@ fn may_overlap(written: &[Record], standing: &Record, others_until: Option<Times
     only.registration_id != standing.registration_id || others_until.is_some_and(|until| until > standing.first_seen_at)
 }
 
-async fn write_history(conn: &mut PgConnection, batch: &[Coalesced<'_>]) -> Result<(), sqlx::Error> {
+async fn write_history(conn: &mut PgConnection, batch: &[&Coalesced<'_>]) -> Result<(), sqlx::Error> {
     let mut columns = Columns::default();
     let (mut hashes, mut lengths) = (Vec::new(), Vec::new());
     for key in batch {

@@ -161,6 +161,14 @@ pub(super) const SIGHT: &str = concat!(
     history_of_claim!()
 );
 
+/// Writes rows into `dedup_claim` where none of their keys stands there. Parameters 1 to 19 are the columns.
+pub(super) const INSERT_CLAIMS: &str =
+    concat!("INSERT INTO dedup_claim (", columns!(), ") SELECT * FROM unnest(", arrays!(), ")");
+
+/// As [`INSERT_CLAIMS`], into `dedup_ledger`.
+pub(super) const INSERT_HISTORY: &str =
+    concat!("INSERT INTO dedup_ledger (", columns!(), ") SELECT * FROM unnest(", arrays!(), ")");
+
 /// Merges a batch into `dedup_claim`: one row per key, in the order of the keys. Parameters 1 to 19 are the columns, 20 the
 /// responses' bodies, 21 the latest window end of the key's other registrations in the batch. Returns each key's live row.
 pub(super) const PERSIST_CLAIMS: &str = concat!(
