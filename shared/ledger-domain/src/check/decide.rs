@@ -146,11 +146,13 @@ impl Ledger {
             return;
         }
         let vouched = self.trust.vouches_for_misses();
-        let (by_queue, by_cold): (Vec<_>, Vec<_>) =
-            taken.into_iter().partition(|(at, _)| match items[*at].prepared.policy.confirm_miss {
-                ConfirmMiss::WhenIncomplete => vouched,
-                ConfirmMiss::Always => false,
-            });
+        let (mut by_queue, mut by_cold) = (Vec::with_capacity(taken.len()), Vec::new());
+        for won in taken {
+            match items[won.0].prepared.policy.confirm_miss {
+                ConfirmMiss::WhenIncomplete if vouched => by_queue.push(won),
+                ConfirmMiss::WhenIncomplete | ConfirmMiss::Always => by_cold.push(won),
+            }
+        }
         if !by_queue.is_empty() {
             self.register_by_queue(items, by_queue).await;
         }
@@ -162,7 +164,7 @@ impl Ledger {
     async fn register_by_queue(&self, items: &mut [Item<'_, '_>], won: Vec<(usize, (Record, bool))>) {
         let pendings: Vec<_> = won.iter().map(|(at, (pending, _))| (*at, pending)).collect();
         let sent = self.send_facts(items, &pendings).await;
-        let mut to_settle = Vec::new();
+        let mut to_settle = Vec::with_capacity(won.len());
         let mut to_release = Vec::new();
         for ((at, (pending, replayed)), sent) in won.into_iter().zip(sent) {
             let new = new_verdict(&pending, replayed, DecidedBy::Hot);

@@ -109,10 +109,17 @@ pub(super) fn pending_ttl_ms(pending: &Record, now: Timestamp) -> u64 {
 macro_rules! take_steps {
     ($items:expr, $pattern:pat => $value:expr) => {{
         let mut taken = Vec::new();
+        let count = $items.len();
         for (at, item) in $items.iter_mut().enumerate() {
-            match std::mem::replace(&mut item.step, Step::Wait) {
-                $pattern => taken.push((at, $value)),
-                other => item.step = other,
+            // Steps are large: looked at where they are, and moved only if they are wanted.
+            #[allow(unused_variables, reason = "what the pattern binds is used below")]
+            let is_wanted = matches!(&item.step, $pattern);
+            if is_wanted && let $pattern = std::mem::replace(&mut item.step, Step::Wait) {
+                if taken.is_empty() {
+                    // Growing by itself, a vector of one would make room for four: more than an allocator keeps at hand.
+                    taken.reserve_exact(count - at);
+                }
+                taken.push((at, $value));
             }
         }
         taken
