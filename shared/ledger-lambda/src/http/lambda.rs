@@ -21,15 +21,17 @@ const RESPONSE_MAX_BYTES: usize = 6 * 1024 * 1024;
 pub async fn run(router: Router, freshness: Freshness) -> Result<(), lambda_http::Error> {
     run_concurrent(service_fn(move |event: lambda_http::Request| {
         let (router, freshness) = (router.clone(), freshness.clone());
-        async move {
-            freshness.ensure().await;
-            Ok::<_, Infallible>(answer(router, event).await)
-        }
+        async move { Ok::<_, Infallible>(answer(router, &freshness, event).await) }
     }))
     .await
 }
 
-async fn answer(router: Router, event: lambda_http::Request) -> http::Response<lambda_http::Body> {
+async fn answer(
+    router: Router,
+    freshness: &Freshness,
+    event: lambda_http::Request,
+) -> http::Response<lambda_http::Body> {
+    freshness.ensure().await;
     let caller = event.request_context_ref().and_then(Caller::of);
     let (mut parts, body) = event.into_parts();
     if let Some(caller) = caller {
@@ -45,4 +47,36 @@ async fn answer(router: Router, event: lambda_http::Request) -> http::Response<l
         Err(error) => lambda_http::Body::Binary(error.into_bytes()),
     };
     http::Response::from_parts(parts, body)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use async_trait::async_trait;
+    use axum::routing::get;
+
+    use super::*;
+    use crate::freshness::Remembered;
+
+    struct Stale(Arc<AtomicBool>);
+
+    #[async_trait]
+    impl Remembered for Stale {
+        async fn ensure(&self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_remembered_is_made_fresh_before_the_request_is_looked_at() {
+        let fresh = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&fresh);
+        let router = Router::new().route("/", get(move || async move { seen.load(Ordering::SeqCst).to_string() }));
+        let freshness = Freshness::of(vec![Arc::new(Stale(fresh))]);
+        let event = Request::get("/").body(lambda_http::Body::Empty).expect("valid");
+        let response = answer(router, &freshness, event).await;
+        assert_eq!(response.body().as_ref(), b"true");
+    }
 }
