@@ -101,6 +101,8 @@ fn fact(number: usize) -> Fact {
         drift: None,
         lease_ends_at: None,
         response: None,
+        attempt_source: None,
+        ended: None,
         undurable: false,
         take_over: None,
     };
@@ -216,7 +218,7 @@ struct Columns {
 impl Columns {
     fn of(facts: &[Fact]) -> Self {
         let mut columns = Self::default();
-        for Fact { subject, record } in facts {
+        for Fact { subject, record, .. } in facts {
             columns.scope.push(subject.scope.to_string());
             columns.key.push(subject.key.to_string());
             columns.parts.push(false);

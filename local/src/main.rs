@@ -6,6 +6,7 @@
 mod config;
 mod drain;
 mod server;
+mod token_keys;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -90,6 +91,7 @@ async fn run(env: &Env) -> Result<(), StartError> {
         policies: Arc::clone(&policies) as _,
         clock: Arc::clone(&tiers.clock),
         entropy: Arc::new(OsEntropy),
+        tokens: token_keys::of(env, &settings.data, &OsEntropy)?,
         counters: Counters::default(),
     };
     let auditor =

@@ -1,5 +1,6 @@
 """The servers: real Redis and PostgreSQL, moto for SQS and DynamoDB, cargo-lambda as the Lambda runtime API."""
 
+import hashlib
 import json
 import os
 import pwd
@@ -155,6 +156,7 @@ class Deployment:
             "SQS_DLQ_URL": self.dlq_url,
             "POLICY_TABLE": self.table,
             "LEDGER_TENANTS": TENANTS,
+            "LEDGER_TOKEN_KEYS": hashlib.sha256(self.name.encode()).hexdigest(),
         }
         # Lambda runs several environments of a function side by side; where one takes several requests, fewer do.
         copies = 4 if max_concurrency == 1 else 2

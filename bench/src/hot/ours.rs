@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use ledger_domain::check::{Check, Counters, Ledger};
+use ledger_domain::claim::TokenKeys;
 use ledger_domain::ports::{EventQueue, FactSink, HotTier, HotTrust, PolicySource, QueueDepth, StoreError};
 use ledger_domain::{Fact, MessageKey, PayloadHash, Policy, PolicySet, Principal, Scope, Subject, Verdict};
 use ledger_stores::clock::{HotTime, LedgerClock, LedgerClockSettings, OsEntropy};
@@ -23,6 +24,11 @@ struct TakesAll;
 impl EventQueue for TakesAll {
     async fn send(&self, facts: &[Fact]) -> Vec<Result<(), StoreError>> {
         facts.iter().map(|_| Ok(())).collect()
+    }
+
+    async fn send_together(&self, facts: &[Fact]) -> Result<(), StoreError> {
+        let _ = facts;
+        Ok(())
     }
 
     async fn depth(&self) -> Result<QueueDepth, StoreError> {
@@ -67,6 +73,7 @@ pub(super) async fn ledger(url: &str) -> Ledger {
         policies: Arc::new(BuiltIn(PolicySet::default())),
         clock,
         entropy: Arc::new(OsEntropy),
+        tokens: TokenKeys::new(&[[7; 32]]).expect("a key"),
         counters: Counters::default(),
     }
 }
@@ -115,6 +122,7 @@ impl Ours {
             source_service: None,
             request_id: None,
             principal: self.principal.clone(),
+            claim: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! From a page of messages to JSON.
 
 use ledger_domain::search::{self, Message};
-use ledger_domain::{State, Timestamp};
+use ledger_domain::{State, Timestamp, Trail};
 use serde::Serialize;
 
 use crate::request::token;
@@ -41,6 +41,9 @@ struct WireMessage {
     registration_id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     drift: Option<WireDrift>,
+    /// Of a message that was claimed, or taken over: each attempt known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    attempts: Vec<WireAttempt>,
     /// The registration that this one repeats: it was answered NEW although that one's window was running.
     #[serde(skip_serializing_if = "Option::is_none")]
     false_new_of: Option<String>,
@@ -53,6 +56,24 @@ struct WireDrift {
     count: u32,
     last_payload_sha256: String,
     last_at: String,
+}
+
+/// One attempt: who started it when, and how it ended.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WireAttempt {
+    attempt: u16,
+    /// `LAPSED`: its lease ran out, and a later attempt took over.
+    outcome: &'static str,
+    started_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease_ends_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ended_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source_service: Option<String>,
 }
 
 impl Page {
@@ -73,7 +94,7 @@ impl Page {
 }
 
 fn wire(message: Message) -> WireMessage {
-    let Message { subject, record, location, false_new_of } = message;
+    let Message { subject, record, trail, location, false_new_of } = message;
     let key_parts = subject.key.to_parts();
     let attempt = match record.state {
         State::Pending | State::Registered => None,
@@ -97,7 +118,28 @@ fn wire(message: Message) -> WireMessage {
             last_payload_sha256: drift.last_hash.to_string(),
             last_at: drift.last_at.to_string(),
         }),
+        attempts: attempts(&trail),
         false_new_of: false_new_of.map(|id| id.to_string()),
         location: location.as_str(),
     }
+}
+
+fn attempts(trail: &Trail) -> Vec<WireAttempt> {
+    let last = trail.attempts().last().map(|attempt| attempt.attempt);
+    let wire = |attempt: &ledger_domain::Attempt| WireAttempt {
+        attempt: attempt.attempt,
+        outcome: match attempt.state {
+            // Its holder never said how it ended, and somebody else has started since.
+            State::InProgress if Some(attempt.attempt) < last => "LAPSED",
+            State::Pending | State::Registered | State::InProgress | State::Failed | State::Resolved => {
+                attempt.state.as_str()
+            }
+        },
+        started_at: attempt.started_at.to_string(),
+        lease_ends_at: attempt.lease_ends_at.map(|at| at.to_string()),
+        ended_at: attempt.ended.as_ref().map(|ended| ended.at.to_string()),
+        reason: attempt.ended.as_ref().and_then(|ended| ended.reason.as_ref()).map(ToString::to_string),
+        source_service: attempt.source_service.as_ref().map(ToString::to_string),
+    };
+    trail.attempts().iter().map(wire).collect()
 }

@@ -1,6 +1,6 @@
 //! The check function on Lambda.
 //!
-//! Variables: `LEDGER_TENANTS`, `REDIS_URL`, `SQS_QUEUE_URL` and `POLICY_TABLE` must be set. `DATABASE_URL` settles what the
+//! Variables: `LEDGER_TENANTS`, `REDIS_URL`, `SQS_QUEUE_URL`, `POLICY_TABLE` and `LEDGER_TOKEN_KEYS` must be set. `DATABASE_URL` settles what the
 //! hot tier cannot (a policy with `confirmMiss: always`, an evicting Redis, a value of another release); without it these
 //! are answered 503. `LEDGER_DEFAULT_TENANT` and `SQS_DLQ_URL` are optional. AWS is found as the SDK finds it.
 
@@ -61,6 +61,7 @@ async fn main() -> Result<(), lambda_http::Error> {
         policies,
         clock: tiers::as_clock(&clock),
         entropy: Arc::new(OsEntropy),
+        tokens: env.required_token_keys()?,
         counters: Counters::default(),
     };
     shutdown::flush_at_end(outbox).await;

@@ -28,7 +28,7 @@ pub(crate) fn check(json: &[u8], app: &App, caller: &Caller) -> Result<Check, Pr
         return Err(Problem::new(Kind::TenantNotGranted, detail).with_field("scope"));
     }
     let subject = Subject { scope, key };
-    Ok(Check { subject, payload, ttl_seconds, source_service, request_id, principal: caller.0.clone() })
+    Ok(Check { subject, payload, ttl_seconds, source_service, request_id, principal: caller.0.clone(), claim: None })
 }
 
 fn key(fields: &Fields<'_>) -> Result<MessageKey, Invalid> {

@@ -165,6 +165,8 @@ fn registered(key: &str, id: u64, retry_count: u32) -> Fact {
         drift: None,
         lease_ends_at: None,
         response: None,
+        attempt_source: None,
+        ended: None,
         undurable: false,
         take_over: None,
     };

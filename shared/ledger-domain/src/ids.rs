@@ -30,6 +30,12 @@ macro_rules! id8 {
             }
         }
 
+        impl From<[u8; 8]> for $name {
+            fn from(bytes: [u8; 8]) -> Self {
+                Self(bytes)
+            }
+        }
+
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(&hex::encode(self.0))

@@ -10,7 +10,10 @@
 //! - the one use case that orders hot tier, queue and cold ledger: [`check`]
 //! - what the cold writer does with facts: [`persist`]; what an auditor is shown: [`search`]
 
+mod attempt;
 pub mod check;
+pub mod claim;
+pub mod claims;
 mod digest;
 mod fact;
 mod hash;
@@ -28,16 +31,18 @@ pub mod transition;
 pub mod value;
 mod verdict;
 
+pub use attempt::{Attempt, Trail};
 pub use digest::{Slot, nonce_of};
 pub use fact::{Fact, FactError};
 pub use hash::PayloadHash;
 pub use ids::{Nonce, RegistrationId};
 pub use key::{KEY_MAX_BYTES, KEY_PARTS_MAX, KEY_PARTS_MIN, MessageKey};
 pub use policy::{
-    ConfirmMiss, Policy, PolicyError, PolicyFields, PolicySet, REPLAY_SECONDS, WINDOW_MAX_SECONDS, WINDOW_MIN_SECONDS,
+    ConfirmMiss, LEASE_MAX_SECONDS, LEASE_MIN_SECONDS, Policy, PolicyError, PolicyFields, PolicySet, REPLAY_SECONDS,
+    WINDOW_MAX_SECONDS, WINDOW_MIN_SECONDS,
 };
-pub use record::{Drift, Record, State, StoredResponse, Subject, TakeOver};
+pub use record::{Drift, Ended, Record, State, StoredResponse, Subject, TakeOver};
 pub use scope::{Scope, Tenant};
-pub use text::{ContentType, Invalid, Principal, RequestId, SourceService};
+pub use text::{ContentType, FailReason, Invalid, Principal, RequestId, SourceService};
 pub use time::{EPSILON_MS, Timestamp};
 pub use verdict::{DecidedBy, Disposition, NewVerdict, Refusal, SeenVerdict, Undecided, Verdict};

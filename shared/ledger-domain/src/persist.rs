@@ -63,34 +63,44 @@ impl Writer {
     /// Persists message bodies, in any number; memory grows with their size and no more.
     pub async fn write<S: AsRef<str> + Sync>(&self, bodies: &[S]) -> Written {
         let mut written = Written::default();
-        let mut facts = Vec::with_capacity(bodies.len());
+        let mut messages = Vec::with_capacity(bodies.len());
         for (at, body) in bodies.iter().enumerate() {
-            match Fact::from_json(body.as_ref()) {
-                Ok(fact) => facts.push((at, fact)),
+            match Fact::all_from_json(body.as_ref()) {
+                Ok(facts) => messages.push((at, facts)),
                 Err(error) => written.failures.push((at, error.into())),
             }
         }
-        self.write_facts(facts, &mut written).await;
+        self.write_messages(messages, &mut written).await;
         written.failures.sort_by_key(|(at, _)| *at);
         written
     }
 
-    async fn write_facts(&self, facts: Vec<(usize, Fact)>, written: &mut Written) {
-        if facts.is_empty() {
+    /// The facts of one message are persisted together: they became durable together.
+    async fn write_messages(&self, messages: Vec<(usize, Vec<Fact>)>, written: &mut Written) {
+        if messages.is_empty() {
             return;
         }
         let Ok(now) = self.clock.now() else {
-            written.failures.extend(facts.into_iter().map(|(at, _)| (at, Failure::Clock)));
+            written.failures.extend(messages.into_iter().map(|(at, _)| (at, Failure::Clock)));
             return;
         };
-        let (places, facts): (Vec<_>, Vec<_>) = facts.into_iter().unzip();
-        // Depth first over halves, so that a refused fact is found in log2(n) steps and fails alone.
-        let mut open: Vec<_> = std::iter::once(0..facts.len()).collect();
+        let mut places = Vec::with_capacity(messages.len());
+        // Where the facts of each message begin, and at last where they end.
+        let mut starts = vec![0];
+        let mut facts = Vec::with_capacity(messages.len());
+        for (at, of_message) in messages {
+            places.push(at);
+            facts.extend(of_message);
+            starts.push(facts.len());
+        }
+        // Depth first over halves, so that a refused message is found in log2(n) steps and fails alone.
+        let mut open: Vec<_> = std::iter::once(0..places.len()).collect();
         while let Some(range) = open.pop() {
-            match self.cold.persist(&facts[range.clone()], now).await {
+            let facts = &facts[starts[range.start]..starts[range.end]];
+            match self.cold.persist(facts, now).await {
                 Ok(persisted) => {
-                    written.persisted += range.len();
-                    self.note(persisted, &facts[range], written).await;
+                    written.persisted += facts.len();
+                    self.note(persisted, facts, written).await;
                 }
                 Err(StoreError::Rejected { .. }) if range.len() > 1 => {
                     let middle = range.start + range.len() / 2;

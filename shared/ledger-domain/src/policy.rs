@@ -14,6 +14,10 @@ const OTHER_WINDOW_DAYS: u64 = 30;
 pub const WINDOW_MIN_SECONDS: u64 = 1;
 /// The longest window there is: a year and a day.
 pub const WINDOW_MAX_SECONDS: u64 = 366 * DAY_SECONDS;
+/// The shortest lease of a claim.
+pub const LEASE_MIN_SECONDS: u64 = 1;
+/// The longest lease of a claim, unless a policy says otherwise: 12 hours.
+pub const LEASE_MAX_SECONDS: u64 = 12 * 3_600;
 /// How long a check's own retry gets its answer again, unless a policy says otherwise: 15 minutes.
 pub const REPLAY_SECONDS: u64 = 15 * 60;
 
@@ -52,6 +56,10 @@ pub struct PolicyFields {
     pub window_min_seconds: Option<u64>,
     /// The longest `ttlSeconds` accepted.
     pub window_max_seconds: Option<u64>,
+    /// The shortest `leaseSeconds` accepted.
+    pub lease_min_seconds: Option<u64>,
+    /// The longest `leaseSeconds` accepted.
+    pub lease_max_seconds: Option<u64>,
     /// Whether a check must give a `requestId`.
     pub require_request_id: Option<bool>,
     /// Whether a hot miss is settled in the cold ledger.
@@ -69,6 +77,10 @@ pub struct Policy {
     pub window_min_seconds: u64,
     /// The longest `ttlSeconds` accepted.
     pub window_max_seconds: u64,
+    /// The shortest `leaseSeconds` accepted.
+    pub lease_min_seconds: u64,
+    /// The longest `leaseSeconds` accepted.
+    pub lease_max_seconds: u64,
     /// Whether a check must give a `requestId`.
     pub require_request_id: bool,
     /// Whether a hot miss is settled in the cold ledger.
@@ -89,6 +101,18 @@ impl Policy {
             Some(ttl) if (min..=max).contains(&ttl) => Ok(ttl),
             Some(_) => Err(Invalid::new("ttlSeconds", format!("{min} to {max}, the bounds of the scope's policy"))),
         }
+    }
+
+    /// Whether a lease is within the policy's bounds; `field` is its name in the request.
+    ///
+    /// # Errors
+    /// [`Invalid`] naming the field and the bounds.
+    pub fn check_lease(&self, field: &'static str, lease_seconds: u64) -> Result<(), Invalid> {
+        let (min, max) = (self.lease_min_seconds, self.lease_max_seconds);
+        if (min..=max).contains(&lease_seconds) {
+            return Ok(());
+        }
+        Err(Invalid::new(field, format!("{min} to {max}, the bounds of the scope's policy")))
     }
 }
 
@@ -170,12 +194,17 @@ impl PolicySet {
         let window_max_seconds = first(&entries, |f| f.window_max_seconds).unwrap_or(WINDOW_MAX_SECONDS);
         let window_min_seconds =
             first(&entries, |f| f.window_min_seconds).unwrap_or(WINDOW_MIN_SECONDS).min(window_max_seconds);
+        let lease_max_seconds = first(&entries, |f| f.lease_max_seconds).unwrap_or(LEASE_MAX_SECONDS);
         Policy {
             window_default_seconds: first(&entries, |f| f.window_default_seconds)
                 .unwrap_or_else(|| built_in_window_seconds(scope.flow_family()))
                 .clamp(window_min_seconds, window_max_seconds),
             window_min_seconds,
             window_max_seconds,
+            lease_min_seconds: first(&entries, |f| f.lease_min_seconds)
+                .unwrap_or(LEASE_MIN_SECONDS)
+                .min(lease_max_seconds),
+            lease_max_seconds,
             require_request_id: first(&entries, |f| f.require_request_id).unwrap_or(false),
             confirm_miss: first(&entries, |f| f.confirm_miss).unwrap_or(ConfirmMiss::WhenIncomplete),
             replay_seconds: first(&entries, |f| f.replay_seconds).unwrap_or(REPLAY_SECONDS),
@@ -205,6 +234,17 @@ impl PolicyFields {
         let given: Vec<_> = windows.iter().filter_map(|(field, value)| value.map(|value| (field, value))).collect();
         if let Some([(low, _), (high, _)]) = given.windows(2).find(|pair| pair[0].1 > pair[1].1) {
             return wrong(format!("{low}: expected at most {high}"));
+        }
+        let leases = [("leaseMinSeconds", self.lease_min_seconds), ("leaseMaxSeconds", self.lease_max_seconds)];
+        for (field, value) in leases {
+            if value.is_some_and(|value| !(LEASE_MIN_SECONDS..=WINDOW_MAX_SECONDS).contains(&value)) {
+                return wrong(format!("{field}: expected {LEASE_MIN_SECONDS} to {WINDOW_MAX_SECONDS}"));
+            }
+        }
+        if let (Some(min), Some(max)) = (self.lease_min_seconds, self.lease_max_seconds)
+            && min > max
+        {
+            return wrong("leaseMinSeconds: expected at most leaseMaxSeconds".to_owned());
         }
         if self.replay_seconds.is_some_and(|seconds| seconds > DAY_SECONDS) {
             return wrong(format!("replaySeconds: expected at most {DAY_SECONDS}"));
@@ -267,10 +307,26 @@ mod tests {
     }
 
     #[test]
+    fn a_lease_outside_the_bounds_names_them() {
+        let policy = PolicySet::default().resolve(&scope("t:as2"));
+        for good in [1, 12 * 3_600] {
+            assert_eq!(policy.check_lease("claim.leaseSeconds", good), Ok(()));
+        }
+        for bad in [0, 12 * 3_600 + 1, u64::MAX] {
+            let refused = policy.check_lease("claim.leaseSeconds", bad).map_err(|e| e.field);
+            assert_eq!(refused, Err("claim.leaseSeconds".into()));
+        }
+    }
+
+    #[test]
     fn entries_that_contradict_themselves_are_refused() {
         let mut set = PolicySet::default();
         let bad =
             PolicyFields { window_default_seconds: Some(5), window_max_seconds: Some(4), ..PolicyFields::default() };
+        assert!(set.set_scope(&scope("t:f"), bad).is_err());
+        let bad = PolicyFields { lease_min_seconds: Some(5), lease_max_seconds: Some(4), ..PolicyFields::default() };
+        assert!(set.set_scope(&scope("t:f"), bad).is_err());
+        let bad = PolicyFields { lease_max_seconds: Some(0), ..PolicyFields::default() };
         assert!(set.set_scope(&scope("t:f"), bad).is_err());
         let bad = PolicyFields { window_max_seconds: Some(WINDOW_MAX_SECONDS + 1), ..PolicyFields::default() };
         assert!(set.set_scope(&scope("t:f"), bad).is_err());

@@ -4,7 +4,7 @@ use crate::hash::PayloadHash;
 use crate::ids::{Nonce, RegistrationId};
 use crate::key::MessageKey;
 use crate::scope::Scope;
-use crate::text::{ContentType, SourceService};
+use crate::text::{ContentType, FailReason, SourceService};
 use crate::time::Timestamp;
 
 /// What a record is about: one (scope, key).
@@ -78,6 +78,15 @@ impl StoredResponse {
     pub const MAX_BYTES: usize = 64 * 1024;
 }
 
+/// How a claim's attempt ended: its holder resolved it or said that it failed.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ended {
+    /// When.
+    pub at: Timestamp,
+    /// Why it failed, where the holder said so.
+    pub reason: Option<FailReason>,
+}
+
 /// A take-over's PENDING, lying over the record it wants to continue. If it lapses, the record beneath stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TakeOver {
@@ -124,6 +133,10 @@ pub struct Record {
     pub lease_ends_at: Option<Timestamp>,
     /// The stored answer of a resolved claim.
     pub response: Option<StoredResponse>,
+    /// Who asked for the attempt that stands, where it took the record over and said so.
+    pub attempt_source: Option<SourceService>,
+    /// How the attempt that stands ended, where its holder said so.
+    pub ended: Option<Ended>,
     /// Set while the last act's fact is not known to be durable. A mark of the hot tier; facts and rows never carry it.
     pub undurable: bool,
     /// A take-over under way. Of the hot tier only.
@@ -146,11 +159,57 @@ impl Record {
         now >= self.window_ends_at
     }
 
+    /// A take-over's PENDING that lies over this record and has not lapsed at `now`.
+    #[must_use]
+    pub fn live_take_over(&self, now: Timestamp) -> Option<TakeOver> {
+        self.take_over.filter(|take_over| now < take_over.deadline)
+    }
+
+    /// Whether a claim's holder is at work at `now`: IN_PROGRESS, its lease running.
+    #[must_use]
+    pub fn is_leased(&self, now: Timestamp) -> bool {
+        self.state == State::InProgress && self.lease_ends_at.is_some_and(|lease| now < lease)
+    }
+
+    /// The next attempt's number: one that lapsed unconfirmed is spent. Saturating, at 65,535.
+    #[must_use]
+    pub fn next_attempt(&self) -> u16 {
+        self.take_over.map_or(self.attempt, |spent| spent.attempt.max(self.attempt)).saturating_add(1)
+    }
+
+    /// The record as `take_over`, won by a check of `payload` from `source`, leaves it once confirmed: that attempt stands,
+    /// and the check is counted as a sighting.
+    #[must_use]
+    pub fn taken_over(&self, take_over: &TakeOver, payload: &PayloadHash, source: Option<&SourceService>) -> Self {
+        let state = if take_over.lease_ends_at.is_some() { State::InProgress } else { State::Registered };
+        let mut taken = Self {
+            state,
+            attempt: take_over.attempt,
+            nonce: take_over.nonce,
+            won_at: take_over.won_at,
+            lease_ends_at: take_over.lease_ends_at,
+            attempt_source: source.cloned(),
+            ended: None,
+            response: None,
+            undurable: false,
+            take_over: None,
+            ..self.clone()
+        };
+        taken.sight(take_over.won_at, payload);
+        taken
+    }
+
     /// The same record, confirmed: REGISTERED in plain mode, IN_PROGRESS where it carries a lease.
     #[must_use]
     pub fn confirmed(&self) -> Self {
-        let state = if self.lease_ends_at.is_some() { State::InProgress } else { State::Registered };
-        Self { state, ..self.clone() }
+        let mut confirmed = self.clone();
+        confirmed.confirm();
+        confirmed
+    }
+
+    /// Makes a PENDING what [`Record::confirmed`] says.
+    pub fn confirm(&mut self) {
+        self.state = if self.lease_ends_at.is_some() { State::InProgress } else { State::Registered };
     }
 
     /// What a compare-and-set compares: which registration, attempt and winning check this is.
@@ -182,6 +241,8 @@ impl Record {
             self.nonce = other.nonce;
             self.won_at = other.won_at;
             self.lease_ends_at = other.lease_ends_at;
+            self.attempt_source.clone_from(&other.attempt_source);
+            self.ended.clone_from(&other.ended);
         }
         // One registration has one answer; a fact about a repeat leaves it out.
         if self.response.is_none() {
@@ -191,8 +252,13 @@ impl Record {
             self.source_service.clone_from(&other.source_service);
         }
         self.first_seen_at = self.first_seen_at.min(other.first_seen_at);
-        self.last_seen_at = self.last_seen_at.max(other.last_seen_at);
         self.window_ends_at = self.window_ends_at.max(other.window_ends_at);
+        self.merge_sightings(other);
+    }
+
+    /// Takes over what `other`, of the same registration, knows better of its sightings.
+    pub fn merge_sightings(&mut self, other: &Self) {
+        self.last_seen_at = self.last_seen_at.max(other.last_seen_at);
         self.retry_count = self.retry_count.max(other.retry_count);
         self.drift = match (self.drift, other.drift) {
             (Some(a), Some(b)) => {
@@ -204,8 +270,18 @@ impl Record {
     }
 
     /// What decides which state of one registration stands.
-    fn rank(&self) -> (bool, u16, State, Timestamp, Nonce, Option<Timestamp>) {
+    #[expect(clippy::type_complexity, reason = "it is compared as a whole, once")]
+    fn rank(&self) -> (bool, u16, State, Timestamp, Nonce, Option<Timestamp>, Option<&Ended>, Option<&SourceService>) {
         let resolved = self.state == State::Resolved;
-        (resolved, self.attempt, self.state, self.won_at, self.nonce, self.lease_ends_at)
+        (
+            resolved,
+            self.attempt,
+            self.state,
+            self.won_at,
+            self.nonce,
+            self.lease_ends_at,
+            self.ended.as_ref(),
+            self.attempt_source.as_ref(),
+        )
     }
 }

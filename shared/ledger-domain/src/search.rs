@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::attempt::{Attempt, Trail};
 use crate::digest::Slot;
 use crate::hash::PayloadHash;
 use crate::ids::RegistrationId;
@@ -38,6 +39,8 @@ pub struct Message {
     pub subject: Subject,
     /// The registration.
     pub record: Record,
+    /// The attempts on it; empty where it was never claimed.
+    pub trail: Trail,
     /// Where it was found.
     pub location: Location,
     /// The earlier registration it repeats, where it is a false NEW.
@@ -150,8 +153,8 @@ pub async fn note_if_drained(
 }
 
 fn cold_message(row: HistoryRow) -> Message {
-    let HistoryRow { subject, record, false_new_of } = row;
-    Message { subject, record, location: Location::Cold, false_new_of }
+    let HistoryRow { subject, record, trail, false_new_of } = row;
+    Message { subject, record, trail, location: Location::Cold, false_new_of }
 }
 
 fn position(record: &Record) -> Position {
@@ -167,6 +170,7 @@ fn merge_hot(messages: &mut Vec<Message>, subject: &Subject, hot: Record, query:
     let at = position(&hot);
     if let Some(known) = messages.iter_mut().find(|message| message.record.registration_id == hot.registration_id) {
         known.record.merge(&hot);
+        known.trail.merge(&Trail::of(Attempt::of(&hot)));
         known.location = Location::Hot;
         return;
     }
@@ -174,9 +178,8 @@ fn merge_hot(messages: &mut Vec<Message>, subject: &Subject, hot: Record, query:
     let place = messages.partition_point(|message| position(&message.record) > at);
     // Behind the last row of a page that goes on, it belongs to a later page.
     if in_query && (place < messages.len() || !more) {
-        messages.insert(
-            place,
-            Message { subject: subject.clone(), record: hot, location: Location::Hot, false_new_of: None },
-        );
+        let (subject, trail) = (subject.clone(), Trail::of(Attempt::of(&hot)));
+        let message = Message { subject, record: hot, trail, location: Location::Hot, false_new_of: None };
+        messages.insert(place, message);
     }
 }

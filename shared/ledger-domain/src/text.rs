@@ -29,7 +29,7 @@ fn bounded(field: &str, text: &str, max_bytes: usize) -> Result<Box<str>, Invali
 macro_rules! bounded_text {
     ($(#[$doc:meta])* $name:ident, $field:literal, $max:literal) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(Box<str>);
 
         impl $name {
@@ -70,6 +70,10 @@ bounded_text!(
 bounded_text!(
     /// The media type of a stored response.
     ContentType, "contentType", 128
+);
+bounded_text!(
+    /// Why a claim's holder gave up, in its own words.
+    FailReason, "reason", 200
 );
 bounded_text!(
     /// Who asks, as the gateway vouches for it (an IAM ARN, a JWT subject); never a field of the request.

@@ -10,16 +10,17 @@
 //!     20      4  retry count                     75      .  the sections, in the order of their flags
 //! ```
 //! Sections: drift (count 4, time 6, hash 32), won at (6), lease end (6), take-over (deadline 6, attempt 2, nonce 8, won at
-//! 6, lease end 6 or zeros), source service (length 1, text), response (type length 1, type, body length 4, body). Numbers
-//! are big-endian. Drift comes first, so a script can change it in place.
+//! 6, lease end 6 or zeros), source service (length 1, text), response (type length 1, type, body length 4, body), notes on
+//! the attempt (source service: length 1, text; end 6 or zeros; reason: length 1, text; lengths may be 0). Numbers are
+//! big-endian. Drift comes first, so a script can change it in place.
 //!
 //! The first [`IDENTITY_LEN`] bytes are what a script compares; [`COUNTED_OFFSET`] is what it rewrites for a sighting.
 //! A reader that meets another version, or damage, gets [`Unreadable`]: such a value is never NEW.
 
 use crate::hash::PayloadHash;
 use crate::ids::{Nonce, RegistrationId};
-use crate::record::{Drift, Record, State, StoredResponse, TakeOver};
-use crate::text::{ContentType, SourceService};
+use crate::record::{Drift, Ended, Record, State, StoredResponse, TakeOver};
+use crate::text::{ContentType, FailReason, SourceService};
 use crate::time::Timestamp;
 
 /// The layout's version, the value's first byte.
@@ -41,8 +42,12 @@ const FLAG_LEASE: u8 = 1 << 2;
 const FLAG_UNDURABLE: u8 = 1 << 3;
 const FLAG_TAKE_OVER: u8 = 1 << 4;
 const FLAG_SOURCE: u8 = 1 << 5;
-const FLAG_RESPONSE: u8 = 1 << 6;
-const KNOWN_FLAGS: u8 = (1 << 7) - 1;
+/// The flag of the response section.
+pub const FLAG_RESPONSE: u8 = 1 << 6;
+const FLAG_NOTES: u8 = 1 << 7;
+/// The flags of what a claim's transition compares and replaces beside the identity: won at, lease, undurable, take-over. Their
+/// sections stand side by side.
+pub const CLAIM_FLAGS: u8 = FLAG_WON_AT | FLAG_LEASE | FLAG_UNDURABLE | FLAG_TAKE_OVER;
 
 /// A value of an unknown version, or a damaged one. It stands for *some* registration, so it is never NEW.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,38 +63,24 @@ pub fn encode(record: &Record) -> Vec<u8> {
     push_time(&mut out, record.first_seen_at);
     push_time(&mut out, record.window_ends_at);
     out.extend_from_slice(record.payload_hash.as_bytes());
-    let mut flags = if record.undurable { FLAG_UNDURABLE } else { 0 };
+    let mut flags = 0;
     out.push(0);
     if let Some(drift) = &record.drift {
         flags |= FLAG_DRIFT;
         push_drift(&mut out, drift);
     }
-    if record.won_at != record.first_seen_at {
-        flags |= FLAG_WON_AT;
-        push_time(&mut out, record.won_at);
-    }
-    if let Some(lease_ends_at) = record.lease_ends_at {
-        flags |= FLAG_LEASE;
-        push_time(&mut out, lease_ends_at);
-    }
-    if let Some(take_over) = &record.take_over {
-        flags |= FLAG_TAKE_OVER;
-        push_time(&mut out, take_over.deadline);
-        out.extend_from_slice(&take_over.attempt.to_be_bytes());
-        out.extend_from_slice(take_over.nonce.as_bytes());
-        push_time(&mut out, take_over.won_at);
-        push_time(&mut out, take_over.lease_ends_at.unwrap_or(Timestamp::MIN));
-    }
+    flags |= push_claim(&mut out, record);
     if let Some(source) = &record.source_service {
         flags |= FLAG_SOURCE;
         push_short(&mut out, source.as_str());
     }
     if let Some(response) = &record.response {
         flags |= FLAG_RESPONSE;
-        push_short(&mut out, response.content_type.as_str());
-        let len = u32::try_from(response.body.len()).unwrap_or(u32::MAX);
-        out.extend_from_slice(&len.to_be_bytes());
-        out.extend_from_slice(&response.body);
+        push_response(&mut out, response);
+    }
+    if record.attempt_source.is_some() || record.ended.is_some() {
+        flags |= FLAG_NOTES;
+        push_notes(&mut out, record);
     }
     out[FLAGS_OFFSET] = flags;
     out
@@ -112,6 +103,32 @@ pub fn identity(state: State, registration_id: RegistrationId, attempt: u16, non
 pub fn encode_drift(drift: &Drift) -> Vec<u8> {
     let mut out = Vec::with_capacity(DRIFT_LEN);
     push_drift(&mut out, drift);
+    out
+}
+
+/// What a claim's transition compares and replaces beside the identity: its flags, then their sections.
+#[must_use]
+pub fn encode_claim(record: &Record) -> Vec<u8> {
+    let mut out = vec![0];
+    out[0] = push_claim(&mut out, record);
+    out
+}
+
+/// The response section's bytes.
+#[must_use]
+pub fn encode_response(response: &StoredResponse) -> Vec<u8> {
+    let mut out = Vec::with_capacity(5 + response.content_type.as_str().len() + response.body.len());
+    push_response(&mut out, response);
+    out
+}
+
+/// The bytes of the notes on the attempt; empty where there are none.
+#[must_use]
+pub fn encode_notes(record: &Record) -> Vec<u8> {
+    let mut out = Vec::new();
+    if record.attempt_source.is_some() || record.ended.is_some() {
+        push_notes(&mut out, record);
+    }
     out
 }
 
@@ -150,9 +167,6 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Unreadable> {
     let window_ends_at = rest.time()?;
     let payload_hash = PayloadHash::from_bytes(rest.array()?);
     let flags = rest.byte()?;
-    if flags & !KNOWN_FLAGS != 0 {
-        return Err(Unreadable);
-    }
     let has = |flag: u8| flags & flag != 0;
     let drift = if has(FLAG_DRIFT) {
         let count = u32::from_be_bytes(rest.array()?);
@@ -184,6 +198,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Unreadable> {
     } else {
         None
     };
+    let (attempt_source, ended) = if has(FLAG_NOTES) { rest.notes()? } else { (None, None) };
     if !rest.0.is_empty() {
         return Err(Unreadable);
     }
@@ -202,6 +217,8 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Unreadable> {
         drift,
         lease_ends_at,
         response,
+        attempt_source,
+        ended,
         undurable: has(FLAG_UNDURABLE),
         take_over,
     })
@@ -227,7 +244,42 @@ fn push_drift(out: &mut Vec<u8>, drift: &Drift) {
     out.extend_from_slice(drift.last_hash.as_bytes());
 }
 
-/// Texts of this kind have at most 128 bytes.
+/// Appends the sections of [`CLAIM_FLAGS`], and gives their flags.
+fn push_claim(out: &mut Vec<u8>, record: &Record) -> u8 {
+    let mut flags = if record.undurable { FLAG_UNDURABLE } else { 0 };
+    if record.won_at != record.first_seen_at {
+        flags |= FLAG_WON_AT;
+        push_time(out, record.won_at);
+    }
+    if let Some(lease_ends_at) = record.lease_ends_at {
+        flags |= FLAG_LEASE;
+        push_time(out, lease_ends_at);
+    }
+    if let Some(take_over) = &record.take_over {
+        flags |= FLAG_TAKE_OVER;
+        push_time(out, take_over.deadline);
+        out.extend_from_slice(&take_over.attempt.to_be_bytes());
+        out.extend_from_slice(take_over.nonce.as_bytes());
+        push_time(out, take_over.won_at);
+        push_time(out, take_over.lease_ends_at.unwrap_or(Timestamp::MIN));
+    }
+    flags
+}
+
+fn push_response(out: &mut Vec<u8>, response: &StoredResponse) {
+    push_short(out, response.content_type.as_str());
+    let len = u32::try_from(response.body.len()).unwrap_or(u32::MAX);
+    out.extend_from_slice(&len.to_be_bytes());
+    out.extend_from_slice(&response.body);
+}
+
+fn push_notes(out: &mut Vec<u8>, record: &Record) {
+    push_short(out, record.attempt_source.as_ref().map_or("", SourceService::as_str));
+    push_time(out, record.ended.as_ref().map_or(Timestamp::MIN, |ended| ended.at));
+    push_short(out, record.ended.as_ref().and_then(|ended| ended.reason.as_ref()).map_or("", FailReason::as_str));
+}
+
+/// Texts of this kind have at most 200 bytes.
 fn push_short(out: &mut Vec<u8>, text: &str) {
     out.push(u8::try_from(text.len()).unwrap_or(u8::MAX));
     out.extend_from_slice(text.as_bytes());
@@ -261,6 +313,25 @@ impl<'a> Reader<'a> {
     fn short(&mut self) -> Result<&'a str, Unreadable> {
         let len = usize::from(self.byte()?);
         std::str::from_utf8(self.take(len)?).map_err(|_| Unreadable)
+    }
+
+    fn notes(&mut self) -> Result<(Option<SourceService>, Option<Ended>), Unreadable> {
+        let source = match self.short()? {
+            "" => None,
+            source => Some(SourceService::parse(source).map_err(|_| Unreadable)?),
+        };
+        let at = self.time()?;
+        let reason = match self.short()? {
+            "" => None,
+            reason => Some(FailReason::parse(reason).map_err(|_| Unreadable)?),
+        };
+        let ended = match (at == Timestamp::MIN, reason) {
+            (true, None) => None,
+            (true, Some(_)) => return Err(Unreadable),
+            (false, reason) => Some(Ended { at, reason }),
+        };
+        // Nobody writes notes that say nothing.
+        if source.is_none() && ended.is_none() { Err(Unreadable) } else { Ok((source, ended)) }
     }
 }
 
@@ -313,6 +384,9 @@ mod tests {
             drift in proptest::option::of(drifts()),
             lease_ends_at in proptest::option::of(times()),
             response in proptest::option::of(("[a-z/]{1,128}", proptest::collection::vec(any::<u8>(), 0..300))),
+            (attempt_source, ended_at, reason) in (
+                proptest::option::of("[a-z]{1,40}"), proptest::option::of(times()), proptest::option::of("[a-z ]{1,200}")
+            ),
             undurable in any::<bool>(),
             take_over in proptest::option::of(take_overs()),
         ) -> Record {
@@ -323,6 +397,10 @@ mod tests {
                 source_service: source.map(|s| SourceService::parse(&s).expect("valid")),
                 drift, lease_ends_at,
                 response: response.map(|(t, body)| StoredResponse { content_type: ContentType::parse(&t).expect("valid"), body }),
+                attempt_source: attempt_source.map(|s| SourceService::parse(&s).expect("valid")),
+                ended: ended_at.map(|at| Ended {
+                    at, reason: reason.map(|text| FailReason::parse(&text).expect("valid")),
+                }),
                 undurable, take_over,
             }
         }

@@ -47,6 +47,15 @@ impl DecidedBy {
     }
 }
 
+/// A claim handed to the caller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// What every later act must carry.
+    pub token: String,
+    /// When its lease ends.
+    pub lease_ends_at: Timestamp,
+}
+
 /// A verdict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -67,8 +76,14 @@ pub struct NewVerdict {
     pub retry_count: u32,
     /// Where the record stands.
     pub state: State,
+    /// The attempt that stands; `None` outside claim mode.
+    pub attempt: Option<u16>,
+    /// The caller's claim; `None` outside claim mode.
+    pub claim: Option<Claim>,
     /// Whether this is an earlier answer to the same check, given again.
     pub replayed: bool,
+    /// Whether it took over a claim that failed or lapsed (counted, not shown to callers).
+    pub taken_over: bool,
     /// Which tier decided.
     pub decided_by: DecidedBy,
     /// Whether the registration is known to be durable.
@@ -148,8 +163,13 @@ pub enum Undecided {
     /// The scope's policy is not known, or too old.
     #[error("the scope's policy is not known")]
     Policy,
-    /// The record is in a state that this release does not continue: a claim that failed or whose lease is over, an act
-    /// that is not durable yet, or a value of an unknown version that the cold ledger does not know either.
+    /// The claim is durable, but whether the hot tier holds it is not known; only a confirmed claim has a holder.
+    #[error("the hot tier did not confirm the claim")]
+    Unconfirmed,
+    /// Neither tier holds the message, and the hot tier cannot vouch that it never did.
+    #[error("whether the message is known cannot be confirmed now")]
+    Absence,
+    /// A value of an unknown version, or a damaged one, that the cold ledger cannot continue either.
     #[error("the record is in a state that this release does not continue")]
     Unsupported,
 }

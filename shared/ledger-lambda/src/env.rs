@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use ledger_domain::claim::TokenKeys;
 use ledger_domain::{Scope, Tenant};
 
 /// The environment variables of a process, as they were at start.
@@ -85,6 +86,24 @@ impl Env {
             .ok_or_else(|| EnvError::new("LEDGER_TENANTS", "the tenants this deployment serves, but it is not set"))
     }
 
+    /// `LEDGER_TOKEN_KEYS`: the keys for claims' tokens ([`parse_token_keys`]); `None` where unset.
+    ///
+    /// # Errors
+    /// [`EnvError`] where they are no such keys; their text is not repeated.
+    pub fn token_keys(&self) -> Result<Option<TokenKeys>, EnvError> {
+        let keys = self.optional("LEDGER_TOKEN_KEYS").map(parse_token_keys).transpose();
+        keys.map_err(|expected| EnvError::new("LEDGER_TOKEN_KEYS", expected))
+    }
+
+    /// [`Env::token_keys`] for a function, which does not start without them.
+    ///
+    /// # Errors
+    /// [`EnvError`] where they are unset or wrong.
+    pub fn required_token_keys(&self) -> Result<TokenKeys, EnvError> {
+        self.token_keys()?
+            .ok_or_else(|| EnvError::new("LEDGER_TOKEN_KEYS", "the keys for claims' tokens, but it is not set"))
+    }
+
     /// `LEDGER_DEFAULT_TENANT`: the tenant of scopes that name none.
     ///
     /// # Errors
@@ -95,6 +114,21 @@ impl Env {
             .transpose()
             .map_err(|invalid| EnvError::new("LEDGER_DEFAULT_TENANT", invalid.expected))
     }
+}
+
+/// Reads a comma list of keys of 64 to 128 letters and digits each (Secrets Manager makes such texts; 32 random bytes in hexadecimal are
+/// another). The first makes tokens, all recognise them.
+///
+/// # Errors
+/// What was expected, in words.
+pub fn parse_token_keys(list: &str) -> Result<TokenKeys, String> {
+    let expected = || "a comma list of keys, each 64 to 128 letters and digits".to_owned();
+    let keys: Vec<&str> = list.split(',').map(str::trim).collect();
+    let is_key = |key: &&str| (64..=128).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    if !keys.iter().all(is_key) {
+        return Err(expected());
+    }
+    TokenKeys::new(&keys).map_err(|_| expected())
 }
 
 /// The tenants a deployment serves. Per-caller grants come on top of it, not in place of it.
@@ -139,6 +173,17 @@ mod tests {
         let tenants = Env::of([("LEDGER_TENANTS", "t1, t2")]).required_tenants().expect("valid");
         assert!(tenants.serve_name("t1") && tenants.serve_name("t2"));
         assert!(!tenants.serve_name("t10"));
+    }
+
+    #[test]
+    fn a_function_without_token_keys_does_not_start_and_short_ones_are_refused() {
+        let (a, b) = ("a".repeat(64), "B9".repeat(32));
+        assert!(Env::of([("LEDGER_TOKEN_KEYS", "")]).required_token_keys().is_err());
+        for wrong in [&a[1..], &format!("{a},"), &format!("{a},{}", &b[1..]), &"-".repeat(64), &"a".repeat(129)] {
+            let error = Env::of([("LEDGER_TOKEN_KEYS", wrong)]).required_token_keys().expect_err(wrong);
+            assert!(!error.to_string().contains(&a), "{error}");
+        }
+        assert!(Env::of([("LEDGER_TOKEN_KEYS", &format!("{a}, {b}"))]).required_token_keys().is_ok());
     }
 
     #[test]

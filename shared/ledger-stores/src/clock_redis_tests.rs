@@ -1,9 +1,12 @@
 //! Processes whose wall clocks are wrong, on one real Redis: the verdicts are those of Redis's time.
 #![expect(clippy::expect_used, reason = "a test that cannot go on fails")]
 
-use ledger_domain::Verdict;
 use ledger_domain::check::Check;
-use ledger_testkit::house::{House, check};
+use ledger_domain::claim::Act;
+use ledger_domain::claims::{ActProblem, ClaimAct};
+use ledger_domain::transition::ActRefused;
+use ledger_domain::{Disposition, Verdict};
+use ledger_testkit::house::{House, check, claiming};
 use ledger_testkit::redis_server::RedisServer;
 
 use super::*;
@@ -94,6 +97,42 @@ async fn a_wall_clock_wrong_by_five_minutes_moves_no_windows_end_beyond_epsilon(
                 standing = new;
                 windows_ended += 1;
                 if windows_ended == 2 {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn r8_a_wall_clock_wrong_by_five_minutes_moves_no_leases_end_beyond_epsilon() {
+    let server = RedisServer::start();
+    let processes =
+        [process(&server, -FIVE_MINUTES_US).await, process(&server, FIVE_MINUTES_US).await, process(&server, 0).await];
+    let asked = || claiming(check("t:as4", "k", 1), 1);
+    let (_, verdict, _) = processes[0].ask(asked()).await;
+    let Verdict::New(mut holder) = verdict else { panic!("expected NEW, got {verdict:?}") };
+    // Each asks in turn until the claim was followed twice; every answer is true of Redis's time, give or take ε.
+    for process in processes.iter().cycle() {
+        let (before, verdict, after) = process.ask(asked()).await;
+        let claim = holder.claim.clone().expect("a claim");
+        let ended = claim.lease_ends_at;
+        match verdict {
+            Verdict::Seen(seen) => {
+                assert_eq!((seen.disposition, seen.attempt), (Disposition::Retry, holder.attempt));
+                assert!(before < ended.plus_millis(EPSILON_MS), "RETRY at {before} or later, the lease ended {ended}");
+            }
+            Verdict::New(new) => {
+                assert!(after > ended.plus_millis(-EPSILON_MS), "NEW at {after} or before, the lease ended {ended}");
+                assert_eq!(new.first_seen_at, holder.first_seen_at);
+                // Whose lease was followed is refused, whatever the clock of the process that it asks.
+                for process in &processes {
+                    let act = ClaimAct { subject: asked().subject, token: claim.token.clone(), act: Act::Fail(None) };
+                    let refused = process.house.ledger.act(&act).await;
+                    assert_eq!(refused, Err(ActProblem::Refused(ActRefused::Stale)));
+                }
+                holder = new;
+                if holder.attempt == Some(3) {
                     break;
                 }
             }

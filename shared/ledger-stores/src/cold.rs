@@ -1,7 +1,7 @@
 //! What both cold ledgers do before they speak SQL: check and coalesce facts, and say what an error means.
 
 use ledger_domain::ports::{HistoryPage, HistoryQuery, HistoryRow, StoreError};
-use ledger_domain::{Fact, Record, RegistrationId, Subject, Timestamp};
+use ledger_domain::{Ended, Fact, FailReason, Record, RegistrationId, State, Subject, Timestamp, Trail};
 
 const DAY_MS: i64 = 86_400_000;
 /// How long before now a first sighting may lie: the longest window, the queue's 14 days twice (queue and dead-letter
@@ -23,17 +23,32 @@ pub(crate) fn check_plausible(operation: &'static str, at: Timestamp, now: Times
 #[cfg(feature = "embedded")]
 pub(crate) const WINDOW_MAX_MS: i64 = 366 * DAY_MS;
 
-/// The time after which a check with the wanted nonce must have won to be this check's own earlier try.
-pub(crate) fn won_after(wanted: &Record, replay_seconds: u64) -> Timestamp {
-    let replay_ms = i64::try_from(replay_seconds).unwrap_or(i64::MAX).saturating_mul(1_000);
-    wanted.first_seen_at.plus_millis(-replay_ms)
+/// The longest replay time told apart, 1,000 years: longer than there is time to compare.
+const REPLAY_MAX_MS: i64 = 1_000 * 366 * DAY_MS;
+
+/// For how long a check is given again what it won.
+pub(crate) fn replay_ms(replay_seconds: u64) -> i64 {
+    i64::try_from(replay_seconds).unwrap_or(i64::MAX).saturating_mul(1_000).min(REPLAY_MAX_MS)
 }
 
-/// Whether the registration that stands is this check's own. A retry with the very record that was registered is so at any
-/// time: it must not be counted on itself.
+/// The time after which a check with the wanted nonce must have won to be this check's own earlier try.
+pub(crate) fn won_after(wanted: &Record, replay_seconds: u64) -> Timestamp {
+    wanted.first_seen_at.plus_millis(-replay_ms(replay_seconds))
+}
+
+/// Whether the registration that stands is this check's own, which is not counted. A retry with the very record that was
+/// registered, or that took over, is so at any time: it must not be counted on itself. A claim is its winner's only while its
+/// lease runs; one that failed or lapsed is anybody's, and one that is resolved answers like any other repeat.
 pub(crate) fn is_own(standing: &Record, wanted: &Record, won_after: Timestamp) -> bool {
-    standing.nonce == wanted.nonce
-        && (standing.registration_id == wanted.registration_id || standing.won_at > won_after)
+    let very_same = standing.registration_id == wanted.registration_id
+        || (standing.attempt > 1 && standing.won_at == wanted.won_at);
+    let same_check = standing.nonce == wanted.nonce && (very_same || standing.won_at > won_after);
+    same_check
+        && match standing.state {
+            State::Registered => true,
+            State::InProgress => very_same || standing.is_leased(wanted.first_seen_at),
+            State::Pending | State::Failed | State::Resolved => false,
+        }
 }
 
 /// A stored value that no caller could have given.
@@ -46,18 +61,27 @@ pub(crate) fn column<T, E>(name: &'static str, read: Result<T, E>) -> Result<T, 
     read.map_err(|_| damaged(name))
 }
 
-/// A key's registrations in one batch, merged, in the order in which they stand; at least one.
+/// A registration as the facts of one batch tell of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Told {
+    /// Merged.
+    pub(crate) record: Record,
+    /// The attempts they tell of.
+    pub(crate) trail: Trail,
+}
+
+/// A key's registrations in one batch, in the order in which they stand; at least one.
 #[derive(Debug)]
 pub(crate) struct Coalesced<'a> {
     pub(crate) subject: &'a Subject,
-    pub(crate) records: Vec<Record>,
+    pub(crate) registrations: Vec<Told>,
 }
 
 #[cfg(feature = "postgres")]
 impl Coalesced<'_> {
     /// The latest window end of the registrations before the last one, which is the one that may stand.
     pub(crate) fn others_until(&self) -> Option<Timestamp> {
-        self.records.iter().rev().skip(1).map(|record| record.window_ends_at).max()
+        self.registrations.iter().rev().skip(1).map(|told| told.record.window_ends_at).max()
     }
 }
 
@@ -67,18 +91,38 @@ pub(crate) fn coalesce(facts: &[Fact]) -> Vec<Coalesced<'_>> {
     sorted.sort_by(|a, b| (&a.subject, a.record.registration_id).cmp(&(&b.subject, b.record.registration_id)));
     let mut keys: Vec<Coalesced<'_>> = Vec::new();
     for fact in sorted {
+        let told = || Told { record: fact.record.clone(), trail: fact.trail() };
         match keys.last_mut() {
-            Some(key) if *key.subject == fact.subject => match key.records.last_mut() {
-                Some(record) if record.registration_id == fact.record.registration_id => record.merge(&fact.record),
-                Some(_) | None => key.records.push(fact.record.clone()),
+            Some(key) if *key.subject == fact.subject => match key.registrations.last_mut() {
+                Some(known) if known.record.registration_id == fact.record.registration_id => {
+                    known.record.merge(&fact.record);
+                    known.trail.merge(&fact.trail());
+                }
+                Some(_) | None => key.registrations.push(told()),
             },
-            Some(_) | None => keys.push(Coalesced { subject: &fact.subject, records: vec![fact.record.clone()] }),
+            Some(_) | None => keys.push(Coalesced { subject: &fact.subject, registrations: vec![told()] }),
         }
     }
     for key in &mut keys {
-        key.records.sort_by_key(Record::standing);
+        key.registrations.sort_by_key(|told| told.record.standing());
     }
     keys
+}
+
+/// The trail as it is stored; nothing for one that was never claimed.
+pub(crate) fn stored_trail(trail: &Trail) -> Option<String> {
+    (!trail.attempts().is_empty()).then(|| trail.to_json())
+}
+
+/// Reads what [`stored_trail`] wrote.
+pub(crate) fn read_trail(stored: Option<&str>) -> Result<Trail, sqlx::Error> {
+    stored.map_or_else(|| Ok(Trail::default()), |json| column("attempts", Trail::from_json(json)))
+}
+
+/// How the attempt that stands ended, from its two columns.
+pub(crate) fn ended(at: Option<Timestamp>, reason: Option<&str>) -> Result<Option<Ended>, sqlx::Error> {
+    let reason = column("fail_reason", reason.map(FailReason::parse).transpose())?;
+    Ok(at.map(|at| Ended { at, reason }))
 }
 
 /// What an SQL error says about the statement.

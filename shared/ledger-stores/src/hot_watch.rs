@@ -125,8 +125,8 @@ mod tests {
     use std::sync::Mutex;
 
     use async_trait::async_trait;
-    use ledger_domain::ports::{Begin, Begun, Count, Heal, Release, Replace, Settle, StoreError};
-    use ledger_domain::transition::{Counted, Found, Swapped};
+    use ledger_domain::ports::{Amend, Begin, Begun, Count, Heal, Release, Replace, Settle, StoreError};
+    use ledger_domain::transition::{Amended, Counted, Found, Swapped};
     use ledger_domain::{Slot, Timestamp};
 
     use super::*;
@@ -159,6 +159,9 @@ mod tests {
         }
         async fn replace(&self, requests: &[Replace]) -> Vec<Result<Swapped, StoreError>> {
             self.inner.replace(requests).await
+        }
+        async fn amend(&self, requests: &[Amend]) -> Vec<Result<Amended, StoreError>> {
+            self.inner.amend(requests).await
         }
         async fn release(&self, requests: &[Release]) -> Vec<Result<(), StoreError>> {
             self.inner.release(requests).await

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use ledger_domain::ports::{
-    Begin, Begun, Clock, Count, Heal, HotHealth, HotTier, Release, Replace, Settle, StoreError,
+    Amend, Begin, Begun, Clock, Count, Heal, HotHealth, HotTier, Release, Replace, Settle, StoreError,
 };
-use ledger_domain::transition::{self, Counted, Found, Swapped};
+use ledger_domain::transition::{self, Amended, Counted, Found, Swapped};
 use ledger_domain::{EPSILON_MS, Record, Slot, Timestamp, value};
 
 /// How many locks the slots are spread over: a power of two, well above the cores of one machine.
@@ -240,6 +240,20 @@ impl HotTier for MemoryHotTier {
             })
         };
         requests.iter().map(replace).collect()
+    }
+
+    async fn amend(&self, requests: &[Amend]) -> Vec<Result<Amended, StoreError>> {
+        let amend = |request: &Amend| {
+            self.at(request.slot, "make a claim's transition", |entry| {
+                let Amend { read, to, sighting, .. } = request;
+                let (write, amended) = transition::amend(entry.found(), read, to, sighting.as_ref());
+                if let Some(record) = &write {
+                    entry.rewrite(record);
+                }
+                Ok(amended)
+            })
+        };
+        requests.iter().map(amend).collect()
     }
 
     async fn release(&self, requests: &[Release]) -> Vec<Result<(), StoreError>> {

@@ -61,6 +61,10 @@ impl EventQueue for ScriptedQueue {
         vec![answer; facts.len()]
     }
 
+    async fn send_together(&self, facts: &[Fact]) -> Result<(), StoreError> {
+        self.send(facts).await.into_iter().collect()
+    }
+
     async fn depth(&self) -> Result<QueueDepth, StoreError> {
         Err(StoreError::did_not_happen("depth", "not scripted"))
     }
@@ -83,6 +87,8 @@ fn fact(key: u64, retry_count: u32) -> Fact {
         drift: None,
         lease_ends_at: None,
         response: None,
+        attempt_source: None,
+        ended: None,
         undurable: false,
         take_over: None,
     };

@@ -51,6 +51,8 @@ fn set_field(entry: &mut PolicyFields, field: &str, value: Value) -> Result<(), 
         "windowDefaultSeconds" => entry.window_default_seconds = Some(number(value)?),
         "windowMinSeconds" => entry.window_min_seconds = Some(number(value)?),
         "windowMaxSeconds" => entry.window_max_seconds = Some(number(value)?),
+        "leaseMinSeconds" => entry.lease_min_seconds = Some(number(value)?),
+        "leaseMaxSeconds" => entry.lease_max_seconds = Some(number(value)?),
         "replaySeconds" => entry.replay_seconds = Some(number(value)?),
         "requireRequestId" => {
             entry.require_request_id = match value {

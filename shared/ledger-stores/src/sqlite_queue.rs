@@ -177,6 +177,13 @@ impl EventQueue for SqliteQueue {
         vec![outcome.map(|_| ()); facts.len()]
     }
 
+    async fn send_together(&self, facts: &[Fact]) -> Result<(), StoreError> {
+        if facts.is_empty() {
+            return Ok(());
+        }
+        self.call(Request::Send(vec![Fact::to_json_together(facts)])).await.map(|_| ())
+    }
+
     async fn depth(&self) -> Result<QueueDepth, StoreError> {
         match self.call(Request::Depth).await? {
             Output::Depth(depth) => Ok(depth),

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use ledger_domain::ports::{ControlPlane, StoreError};
-use ledger_domain::{ConfirmMiss, Policy, PolicySet, Scope};
+use ledger_domain::{ConfirmMiss, LEASE_MIN_SECONDS, Policy, PolicySet, Scope};
 
 /// A field's value, as an operator writes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,7 +82,11 @@ pub async fn every_field_of_every_kind_of_entry_is_read(fixture: &mut dyn Contro
         ("windowMinSeconds", FieldValue::Number(100)),
         ("windowMaxSeconds", FieldValue::Number(300)),
     ];
-    let tenant = vec![("confirmMiss", FieldValue::Text("always")), ("replaySeconds", FieldValue::Number(0))];
+    let tenant = vec![
+        ("confirmMiss", FieldValue::Text("always")),
+        ("replaySeconds", FieldValue::Number(0)),
+        ("leaseMaxSeconds", FieldValue::Number(7_200)),
+    ];
     let family =
         vec![("requireRequestId", FieldValue::Bool(true)), ("confirmMiss", FieldValue::Text("whenIncomplete"))];
     fixture
@@ -98,6 +102,8 @@ pub async fn every_field_of_every_kind_of_entry_is_read(fixture: &mut dyn Contro
         window_default_seconds: 200,
         window_min_seconds: 100,
         window_max_seconds: 300,
+        lease_min_seconds: LEASE_MIN_SECONDS,
+        lease_max_seconds: 7_200,
         require_request_id: true,
         confirm_miss: ConfirmMiss::Always,
         replay_seconds: 0,

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::future::join_all;
+use ledger_domain::check::BATCH_MAX;
 use ledger_domain::ports::{Delivery, EventQueue, QueueConsumer, QueueDepth, StoreError};
 use ledger_domain::{
-    ContentType, Fact, MessageKey, Nonce, PayloadHash, Record, RegistrationId, Scope, State, StoredResponse, Subject,
-    Timestamp,
+    ContentType, Fact, KEY_MAX_BYTES, MessageKey, Nonce, PayloadHash, Record, RegistrationId, Scope, State,
+    StoredResponse, Subject, Timestamp,
 };
 
 /// An empty queue of a test's own, with a dead-letter queue, and a way to let visibility time pass without waiting.
@@ -40,6 +41,7 @@ macro_rules! event_queue_conformance {
                 concurrent_senders_lose_nothing,
                 facts_with_large_responses_fit,
                 any_key_survives,
+                what_is_sent_together_comes_in_one_message,
                 what_is_not_acknowledged_is_delivered_again,
                 what_is_acknowledged_is_not_delivered_again,
                 a_delivery_is_hidden_from_other_receivers,
@@ -78,6 +80,8 @@ pub fn sample_record(number: u64) -> Record {
         drift: None,
         lease_ends_at: None,
         response: None,
+        attempt_source: None,
+        ended: None,
         undurable: false,
         take_over: None,
     }
@@ -122,8 +126,8 @@ async fn drained(consumer: &dyn QueueConsumer) -> Vec<Fact> {
             return facts;
         }
         acked(consumer, &deliveries).await;
-        facts.extend(deliveries.iter().map(|delivery| match Fact::from_json(&delivery.body) {
-            Ok(fact) => fact,
+        facts.extend(deliveries.iter().flat_map(|delivery| match Fact::all_from_json(&delivery.body) {
+            Ok(facts) => facts,
             Err(e) => panic!("{e}: {}", delivery.body),
         }));
     }
@@ -195,6 +199,18 @@ pub async fn any_key_survives(fixture: &dyn QueueFixture) {
     send_all(&*fixture.queue(), &sent).await;
     let got = drained(&*fixture.consumer()).await;
     assert_eq!(by_key(&got), by_key(&sent));
+}
+
+/// A hundred facts, their keys as long as they may be and each byte of them escaped: durable together, so delivered together.
+pub async fn what_is_sent_together_comes_in_one_message(fixture: &dyn QueueFixture) {
+    let key = |number| format!("{number:04}{}", "\"".repeat(KEY_MAX_BYTES - 4));
+    let sent: Vec<Fact> = (0..BATCH_MAX as u64).map(|number| sample_fact(&key(number), number)).collect();
+    let outcome = fixture.queue().send_together(&sent).await;
+    assert!(outcome.is_ok(), "{outcome:?}");
+    assert!(fixture.queue().send_together(&[]).await.is_ok());
+    let deliveries = received(&*fixture.consumer(), 10).await;
+    let [delivery] = deliveries.as_slice() else { panic!("one message, got {}", deliveries.len()) };
+    assert_eq!(Fact::all_from_json(&delivery.body), Ok(sent));
 }
 
 /// At least once: a consumer that dies loses nothing.

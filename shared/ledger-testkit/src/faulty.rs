@@ -5,11 +5,12 @@ use std::hash::{BuildHasher as _, Hasher as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+use ledger_domain::claim::{Act, ClaimId};
 use ledger_domain::ports::{
-    Begin, Begun, ClaimRow, ColdLedger, Count, EventQueue, Heal, HistoryPage, HistoryQuery, HotHealth, HotTier,
-    LiveCursor, Persisted, QueueDepth, Registered, Release, Replace, Settle, StoreError,
+    ActedCold, Amend, Begin, Begun, ClaimRow, ColdLedger, Count, EventQueue, Heal, HistoryPage, HistoryQuery,
+    HotHealth, HotTier, LiveCursor, Persisted, QueueDepth, Registered, Release, Replace, Settle, StoreError, Together,
 };
-use ledger_domain::transition::{Counted, Found, Swapped};
+use ledger_domain::transition::{Amended, Counted, Found, Swapped};
 use ledger_domain::{Fact, PayloadHash, Record, Slot, Subject, Tenant, Timestamp};
 
 /// Set to a number, it is the seed of every [`seed`] of the run: how a failure is run again.
@@ -254,6 +255,10 @@ impl<T: EventQueue + ?Sized> EventQueue for Faulty<T> {
         batch!(self.send(facts))
     }
 
+    async fn send_together(&self, facts: &[Fact]) -> Result<(), StoreError> {
+        single!(self.send_together(facts))
+    }
+
     async fn depth(&self) -> Result<QueueDepth, StoreError> {
         single!(self.depth())
     }
@@ -275,6 +280,10 @@ impl<T: HotTier + ?Sized> HotTier for Faulty<T> {
 
     async fn replace(&self, requests: &[Replace]) -> Vec<Result<Swapped, StoreError>> {
         batch!(self.replace(requests))
+    }
+
+    async fn amend(&self, requests: &[Amend]) -> Vec<Result<Amended, StoreError>> {
+        batch!(self.amend(requests))
     }
 
     async fn release(&self, requests: &[Release]) -> Vec<Result<(), StoreError>> {
@@ -316,6 +325,28 @@ impl<T: ColdLedger + ?Sized> ColdLedger for Faulty<T> {
         replay_seconds: u64,
     ) -> Result<Option<Registered>, StoreError> {
         single!(self.sight(subject, sighted, replay_seconds))
+    }
+
+    async fn register_together(
+        &self,
+        wanted: &[(Subject, Record)],
+        replay_seconds: u64,
+    ) -> Result<Together, StoreError> {
+        single!(self.register_together(wanted, replay_seconds))
+    }
+
+    async fn act(
+        &self,
+        subject: &Subject,
+        claim: &ClaimId,
+        act: &Act,
+        now: Timestamp,
+    ) -> Result<ActedCold, StoreError> {
+        single!(self.act(subject, claim, act, now))
+    }
+
+    async fn standing(&self, subject: &Subject) -> Result<Option<Record>, StoreError> {
+        single!(self.standing(subject))
     }
 
     async fn persist(&self, facts: &[Fact], now: Timestamp) -> Result<Persisted, StoreError> {
@@ -372,6 +403,10 @@ mod tests {
         async fn send(&self, facts: &[Fact]) -> Vec<Result<(), StoreError>> {
             self.0.lock().unwrap().extend_from_slice(facts);
             vec![Ok(()); facts.len()]
+        }
+
+        async fn send_together(&self, facts: &[Fact]) -> Result<(), StoreError> {
+            self.send(facts).await.into_iter().collect()
         }
 
         async fn depth(&self) -> Result<QueueDepth, StoreError> {

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use ledger_domain::check::{Check, Counters, Ledger};
+use ledger_domain::check::{Check, ClaimRequest, Counters, Ledger};
+use ledger_domain::claim::TokenKeys;
 use ledger_domain::ports::{
     Clock, ColdLedger, Entropy, EventQueue, FactSink, HotTier, HotTrust, PolicySource, QueueDepth, StoreError,
 };
@@ -70,6 +71,20 @@ impl EventQueue for ScriptedQueue {
             }
         };
         facts.iter().map(send_one).collect()
+    }
+
+    async fn send_together(&self, facts: &[Fact]) -> Result<(), StoreError> {
+        let send = lock(&self.script).pop_front().unwrap_or(Send::Take);
+        if matches!(send, Send::Take | Send::TakeAndLoseReply) {
+            lock(&self.taken).extend_from_slice(facts);
+        }
+        match send {
+            Send::Take => Ok(()),
+            Send::Refuse => Err(StoreError::did_not_happen("send facts together", "told so")),
+            Send::TakeAndLoseReply | Send::DropAndLoseReply => {
+                Err(StoreError::may_have_happened("send facts together", "told so"))
+            }
+        }
     }
 
     async fn depth(&self) -> Result<QueueDepth, StoreError> {
@@ -155,6 +170,7 @@ impl House {
             policies: Arc::clone(&policies) as Arc<dyn PolicySource>,
             clock,
             entropy: Arc::new(CountingEntropy::default()),
+            tokens: TokenKeys::new(&[[7; 32]]).expect("a key"),
             counters: Counters::default(),
         };
         Self { ledger, queue, policies, trust }
@@ -171,6 +187,7 @@ pub fn check(scope: &str, key: &str, payload: u8) -> Check {
         source_service: None,
         request_id: None,
         principal: Principal::parse("arn:aws:iam::123456789012:user/hub").expect("valid"),
+        claim: None,
     }
 }
 
@@ -178,6 +195,12 @@ pub fn check(scope: &str, key: &str, payload: u8) -> Check {
 #[must_use]
 pub fn with_request_id(check: Check, request_id: &str) -> Check {
     Check { request_id: Some(RequestId::parse(request_id).expect("valid")), ..check }
+}
+
+/// The same check in claim mode.
+#[must_use]
+pub fn claiming(check: Check, lease_seconds: u64) -> Check {
+    Check { claim: Some(ClaimRequest { lease_seconds }), ..check }
 }
 
 /// The same check by a named service.

@@ -7,6 +7,7 @@
 #![expect(clippy::expect_used, reason = "a fixture that cannot be built fails its test")]
 
 pub mod aws_server;
+pub mod between;
 pub mod clock;
 pub mod cold_ledger;
 pub mod control_plane;

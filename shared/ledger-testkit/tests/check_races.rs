@@ -3,19 +3,16 @@
 #![expect(clippy::expect_used, reason = "a test that cannot be set up fails")]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use async_trait::async_trait;
 use ledger_domain::check::Check;
 use ledger_domain::persist::Writer;
-use ledger_domain::ports::{
-    Begin, Begun, Clock, ClockUnknown, ColdLedger, Count, Heal, HotHealth, HotTier, Release, Replace, Settle,
-    StoreError,
-};
-use ledger_domain::transition::{Counted, Found, Swapped};
+use ledger_domain::ports::{Clock, ClockUnknown, ColdLedger, HotTier};
 use ledger_domain::{Fact, NewVerdict, Refusal, Timestamp, Undecided, Verdict};
 use ledger_stores::memory::MemoryHotTier;
 use ledger_stores::sqlite::SqliteLedger;
+use ledger_testkit::between::{Between, Op};
 use ledger_testkit::clock::ManualClock;
 use ledger_testkit::faulty::{FaultRates, Faulty};
 use ledger_testkit::house::{House, Send, check, with_request_id};
@@ -24,7 +21,7 @@ const START: i64 = 1_790_000_000_000;
 
 struct Test {
     house: House,
-    hot: Arc<LosesSettles>,
+    hot: Arc<Between>,
     cold: Arc<Faulty<SqliteLedger>>,
     clock: Arc<ManualClock>,
     _folder: tempfile::TempDir,
@@ -32,8 +29,7 @@ struct Test {
 
 async fn start() -> Test {
     let clock = Arc::new(ManualClock::new(Timestamp::from_millis(START)));
-    let memory = MemoryHotTier::new(1_000, Arc::clone(&clock) as Arc<dyn Clock>);
-    let hot = Arc::new(LosesSettles { inner: memory, loses: AtomicBool::new(false) });
+    let hot = Between::new(Arc::new(MemoryHotTier::new(1_000, Arc::clone(&clock) as Arc<dyn Clock>)));
     let folder = tempfile::tempdir().expect("a folder");
     let sqlite = SqliteLedger::open(&folder.path().join("ledger.sqlite")).await.expect("opens");
     let cold = Arc::new(Faulty::new(Arc::new(sqlite), 1, FaultRates::NONE));
@@ -102,11 +98,11 @@ async fn its_own_pending_past_the_deadline_is_not_adopted_but_won_anew_once_it_i
 async fn a_registration_that_the_hot_tier_did_not_learn_of_is_said_so_and_healed_by_its_fact() {
     let t = start().await;
     t.house.trust.set(false);
-    t.hot.loses.store(true, Ordering::SeqCst);
+    t.hot.lose_request(Op::Settle);
+    t.hot.lose_request(Op::Settle);
     let new = t.told_new(check("t:as4", "k", 1)).await;
     assert!(new.durable && !new.confirmed);
     // The tier is well again and vouches for its misses, of which this must not be one.
-    t.hot.loses.store(false, Ordering::SeqCst);
     t.house.trust.set(true);
     t.drain(t.house.queue.offered()).await;
     t.clock.advance(11_000);
@@ -153,53 +149,4 @@ impl Clock for SlowClock {
     }
 
     async fn pause(&self, _millis: u64) {}
-}
-
-/// A tier that can be made to lose each request to settle.
-struct LosesSettles {
-    inner: MemoryHotTier,
-    loses: AtomicBool,
-}
-
-#[async_trait]
-impl HotTier for LosesSettles {
-    async fn begin(&self, requests: &[Begin]) -> Vec<Result<Begun, StoreError>> {
-        self.inner.begin(requests).await
-    }
-
-    async fn settle(&self, requests: &[Settle]) -> Vec<Result<Swapped, StoreError>> {
-        if self.loses.load(Ordering::SeqCst) {
-            let lost = |_| Err(StoreError::may_have_happened("settle", "told so"));
-            return requests.iter().map(lost).collect();
-        }
-        self.inner.settle(requests).await
-    }
-
-    async fn count(&self, requests: &[Count]) -> Vec<Result<Counted, StoreError>> {
-        self.inner.count(requests).await
-    }
-
-    async fn replace(&self, requests: &[Replace]) -> Vec<Result<Swapped, StoreError>> {
-        self.inner.replace(requests).await
-    }
-
-    async fn release(&self, requests: &[Release]) -> Vec<Result<(), StoreError>> {
-        self.inner.release(requests).await
-    }
-
-    async fn read(&self, slots: &[ledger_domain::Slot]) -> Vec<Result<Found, StoreError>> {
-        self.inner.read(slots).await
-    }
-
-    async fn heal(&self, requests: &[Heal]) -> Vec<Result<bool, StoreError>> {
-        self.inner.heal(requests).await
-    }
-
-    async fn time(&self) -> Result<Timestamp, StoreError> {
-        self.inner.time().await
-    }
-
-    async fn health(&self) -> Result<HotHealth, StoreError> {
-        self.inner.health().await
-    }
 }

@@ -7,15 +7,14 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use ledger_domain::check::Check;
-use ledger_domain::ports::{
-    Begin, Begun, Clock, ClockUnknown, Count, Heal, HotHealth, HotTier, Release, Replace, Settle, StoreError,
-};
-use ledger_domain::transition::{Counted, Found, Swapped};
+use ledger_domain::ports::{Clock, ClockUnknown, HotTier};
+use ledger_domain::transition::Found;
 use ledger_domain::{
     ConfirmMiss, DecidedBy, Disposition, NewVerdict, PolicyFields, PolicySet, Refusal, SeenVerdict, Slot, State,
     Tenant, Timestamp, Undecided, Verdict,
 };
 use ledger_stores::memory::MemoryHotTier;
+use ledger_testkit::between::{Between, Op};
 use ledger_testkit::clock::ManualClock;
 use ledger_testkit::house::{House, Send, check, from_service, with_request_id};
 
@@ -100,7 +99,7 @@ async fn the_fact_is_durable_before_new_is_answered_and_carries_the_whole_record
     assert_eq!((record.state, record.attempt, record.retry_count), (State::Registered, 1, 0));
     assert_eq!((record.first_seen_at, record.window_ends_at), (new.first_seen_at, new.window_ends_at));
     assert_eq!(facts[0].subject, check("t:as2", "k", 1).subject);
-    assert_eq!(ledger_domain::Fact::from_json(&facts[0].to_json()), Ok(facts[0].clone()));
+    assert_eq!(ledger_domain::Fact::all_from_json(&facts[0].to_json()), Ok(vec![facts[0].clone()]));
 }
 
 #[tokio::test]
@@ -390,8 +389,10 @@ impl Clock for NoClock {
 #[tokio::test]
 async fn past_its_pendings_deadline_a_check_sends_no_fact() {
     let t = start();
-    let frozen = Slow { inner: Arc::clone(&t.hot), clock: Arc::clone(&t.clock), begin_takes_ms: 10_000 };
-    let house = House::new(Arc::new(frozen), None, Arc::clone(&t.clock) as Arc<dyn Clock>);
+    let frozen = Between::new(Arc::clone(&t.hot) as Arc<dyn HotTier>);
+    let clock = Arc::clone(&t.clock);
+    frozen.after(Op::Begin, async move { clock.advance(10_000) });
+    let house = House::new(frozen, None, Arc::clone(&t.clock) as Arc<dyn Clock>);
     let answer = house.ledger.check(&[check("t:as4", "k", 1)]).await.pop();
     assert_eq!(answer, Some(Err(Undecided::TooSlow.into())));
     assert!(house.queue.taken().is_empty());
@@ -407,52 +408,4 @@ async fn a_policy_that_confirms_each_miss_needs_the_cold_ledger() {
     t.policy(PolicyFields::default());
     t.house.trust.set(false);
     assert_eq!(t.undecided(check("t:as4", "k", 1)).await, Undecided::ColdLedger);
-}
-
-/// A tier whose `begin` takes its time: the process was frozen between two steps.
-struct Slow {
-    inner: Arc<MemoryHotTier>,
-    clock: Arc<ManualClock>,
-    begin_takes_ms: u64,
-}
-
-#[async_trait]
-impl HotTier for Slow {
-    async fn begin(&self, requests: &[Begin]) -> Vec<Result<Begun, StoreError>> {
-        let begun = self.inner.begin(requests).await;
-        self.clock.advance(self.begin_takes_ms);
-        begun
-    }
-
-    async fn settle(&self, requests: &[Settle]) -> Vec<Result<Swapped, StoreError>> {
-        self.inner.settle(requests).await
-    }
-
-    async fn count(&self, requests: &[Count]) -> Vec<Result<Counted, StoreError>> {
-        self.inner.count(requests).await
-    }
-
-    async fn replace(&self, requests: &[Replace]) -> Vec<Result<Swapped, StoreError>> {
-        self.inner.replace(requests).await
-    }
-
-    async fn release(&self, requests: &[Release]) -> Vec<Result<(), StoreError>> {
-        self.inner.release(requests).await
-    }
-
-    async fn read(&self, slots: &[Slot]) -> Vec<Result<Found, StoreError>> {
-        self.inner.read(slots).await
-    }
-
-    async fn heal(&self, requests: &[Heal]) -> Vec<Result<bool, StoreError>> {
-        self.inner.heal(requests).await
-    }
-
-    async fn time(&self) -> Result<Timestamp, StoreError> {
-        self.inner.time().await
-    }
-
-    async fn health(&self) -> Result<HotHealth, StoreError> {
-        self.inner.health().await
-    }
 }

@@ -243,7 +243,7 @@ async fn what_was_given_up_is_kept_with_when_and_how_often() {
         .await
         .expect("one row");
     assert_eq!((kept.0, kept.1), (i64::from(DELIVERIES_MAX), given_up_at_ms));
-    assert_eq!(Fact::from_json(&kept.2), Ok(sample_fact("m", 0)));
+    assert_eq!(Fact::all_from_json(&kept.2), Ok(vec![sample_fact("m", 0)]));
 }
 
 async fn sqlx_connection(path: &Path) -> sqlx::SqliteConnection {
@@ -304,7 +304,8 @@ async fn what_was_acknowledged_survives_a_kill() {
         if deliveries.is_empty() {
             break;
         }
-        let keys = deliveries.iter().map(|d| Fact::from_json(&d.body).expect("a fact").subject.key.as_str().to_owned());
+        let keys =
+            deliveries.iter().map(|d| Fact::all_from_json(&d.body).expect("a fact")[0].subject.key.as_str().to_owned());
         found.extend(keys);
     }
     assert_eq!(waiting, found.len() as u64, "the tally is that of the rows");

@@ -4,20 +4,23 @@
 
 use std::sync::Arc;
 
-use ledger_domain::check::Check;
+use ledger_domain::check::{Check, ClaimRequest};
+use ledger_domain::claim::Act;
+use ledger_domain::claims::{Acknowledged, ActProblem, ClaimAct};
 use ledger_domain::persist::{Failure, Writer, Written, refill};
 use ledger_domain::ports::{Clock, ColdLedger, EventQueue, HistoryQuery, HotTier, StoreError};
 use ledger_domain::search::{Auditor, Location};
-use ledger_domain::transition::Found;
+use ledger_domain::transition::{ActRefused, Found};
 use ledger_domain::{
-    ConfirmMiss, DecidedBy, Fact, NewVerdict, PolicyFields, PolicySet, SeenVerdict, Slot, State, Tenant, Timestamp,
-    Verdict,
+    ConfirmMiss, DecidedBy, Disposition, Ended, Fact, FailReason, NewVerdict, PolicyFields, PolicySet, SeenVerdict,
+    Slot, State, Tenant, Timestamp, Verdict,
 };
 use ledger_stores::memory::MemoryHotTier;
 use ledger_stores::postgres::{PostgresConfig, PostgresLedger};
 use ledger_stores::sqlite::SqliteLedger;
 use ledger_testkit::clock::ManualClock;
-use ledger_testkit::house::{House, Send, check, with_request_id};
+use ledger_testkit::cold_ledger::{response, service};
+use ledger_testkit::house::{House, Send, check, from_service, with_request_id};
 use ledger_testkit::postgres_server::PostgresServer;
 
 const START: i64 = 1_790_000_000_000;
@@ -53,6 +56,8 @@ on_each_ledger!(
     concurrent_misses_of_a_tier_that_forgets_give_one_new,
     a_tier_that_cannot_vouch_for_its_misses_has_them_settled,
     its_own_retry_is_recognised_in_the_cold_ledger,
+    a_claim_outlives_the_hot_tier_and_is_resolved_in_the_cold_ledger,
+    a_claim_that_failed_in_the_cold_ledger_is_taken_over_there,
     an_unreadable_value_is_settled_by_the_row_and_left_as_it_is,
     a_lost_confirmation_is_healed_by_the_cold_writer,
     a_lost_key_is_healed_and_a_newer_one_is_not_overwritten,
@@ -216,6 +221,71 @@ async fn its_own_retry_is_recognised_in_the_cold_ledger(mut t: Test) {
     assert!(again.replayed);
     assert_eq!(again.first_seen_at, first.first_seen_at);
     assert_eq!(t.told_seen(check("t:as4", "k", 1)).await.retry_count, 1, "a replay is no sighting");
+}
+
+fn claiming(key: &str, service: &str) -> Check {
+    Check { claim: Some(ClaimRequest { lease_seconds: 60 }), ..from_service(check("t:as4", key, 1), service) }
+}
+
+/// What the holder of the claim that `new` gave asks for, where the hot tier has just lost all it knew.
+async fn act_without_the_hot_tier(t: &mut Test, new: &NewVerdict, act: Act) -> Result<Acknowledged, ActProblem> {
+    t.lose_the_hot_tier();
+    let token = new.claim.as_ref().expect("a claim").token.clone();
+    t.house.ledger.act(&ClaimAct { subject: check("t:as4", "k", 1).subject, token, act }).await
+}
+
+async fn a_claim_outlives_the_hot_tier_and_is_resolved_in_the_cold_ledger(mut t: Test) {
+    let new = t.told_new(claiming("k", "as4-ingest")).await;
+    t.drain(&t.house.queue.taken()).await;
+    t.house.trust.set(false);
+    t.lose_the_hot_tier();
+    let seen = t.told_seen(claiming("k", "edifact")).await;
+    assert_eq!(
+        (seen.disposition, seen.decided_by, seen.retry_after_seconds),
+        (Disposition::Retry, DecidedBy::Cold, Some(60))
+    );
+    let renewed = act_without_the_hot_tier(&mut t, &new, Act::Renew { lease_seconds: 90 }).await.expect("renewed");
+    assert_eq!(renewed.lease_ends_at, Some(Timestamp::from_millis(START + 90_000)));
+    let answer = Some(response(b"<ok/>"));
+    for _ in 0..2 {
+        // Once more where the reply was lost, and the same comes of it.
+        let act = Act::Resolve(answer.clone());
+        let resolved = act_without_the_hot_tier(&mut t, &new, act).await.expect("resolved");
+        assert_eq!((resolved.state, resolved.attempt, resolved.decided_by), (State::Resolved, 1, DecidedBy::Cold));
+    }
+    let other = act_without_the_hot_tier(&mut t, &new, Act::Resolve(None)).await;
+    assert_eq!(other, Err(ActProblem::Refused(ActRefused::Resolved)));
+    let seen = t.told_seen(claiming("k", "edifact")).await;
+    assert_eq!((seen.disposition, seen.state, seen.response), (Disposition::Discard, State::Resolved, answer));
+    assert_eq!(seen.retry_count, 2);
+}
+
+async fn a_claim_that_failed_in_the_cold_ledger_is_taken_over_there(mut t: Test) {
+    let first = t.told_new(claiming("k", "as4-ingest")).await;
+    t.drain(&t.house.queue.taken()).await;
+    t.house.trust.set(false);
+    let reason = Some(FailReason::parse("disk full").expect("a reason"));
+    act_without_the_hot_tier(&mut t, &first, Act::Fail(reason.clone())).await.expect("failed");
+    t.lose_the_hot_tier();
+    t.clock.advance(1);
+    let second = t.told_new(claiming("k", "edifact")).await;
+    assert_eq!((second.attempt, second.taken_over, second.replayed), (Some(2), true, false));
+    assert_eq!(
+        (second.retry_count, second.first_seen_at, second.decided_by),
+        (1, first.first_seen_at, DecidedBy::Cold)
+    );
+    let stale = act_without_the_hot_tier(&mut t, &first, Act::Resolve(None)).await;
+    assert_eq!(stale, Err(ActProblem::Refused(ActRefused::Stale)));
+    act_without_the_hot_tier(&mut t, &second, Act::Resolve(None)).await.expect("resolved");
+    t.lose_the_hot_tier();
+    let page = t.auditor().by_key(&check("t:as4", "k", 1).subject, &all()).await.expect("a page");
+    let [message] = page.messages.as_slice() else { panic!("expected one message, got {page:?}") };
+    let told: Vec<_> = message.trail.attempts().iter().map(|one| (one.attempt, one.state, one.ended.clone())).collect();
+    let ended = |at, reason| Some(Ended { at: Timestamp::from_millis(at), reason });
+    let expected = [(1, State::Failed, ended(START, reason)), (2, State::Resolved, ended(START + 1, None))];
+    assert_eq!(told, expected);
+    let services: Vec<_> = message.trail.attempts().iter().map(|one| one.source_service.clone()).collect();
+    assert_eq!(services, [Some(service("as4-ingest")), Some(service("edifact"))]);
 }
 
 async fn an_unreadable_value_is_settled_by_the_row_and_left_as_it_is(t: Test) {

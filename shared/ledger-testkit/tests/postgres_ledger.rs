@@ -4,10 +4,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ledger_domain::claim::{Act, ClaimId};
 use ledger_domain::ports::{ColdLedger, StoreError};
-use ledger_domain::{ContentType, PayloadHash, Record, State, StoredResponse, Subject, Tenant, Timestamp};
+use ledger_domain::{
+    Attempt, ContentType, Ended, FailReason, Nonce, PayloadHash, Record, State, StoredResponse, Subject, Tenant,
+    Timestamp, Trail,
+};
 use ledger_stores::postgres::{PostgresConfig, PostgresLedger};
-use ledger_testkit::cold_ledger::{REPLAY_SECONDS, all, fact, history, now, ours, registration, subject};
+use ledger_testkit::cold_ledger::{
+    REPLAY_SECONDS, all, assert_stands, attempt, claimed, fact, history, now, ours, registration, response, service,
+    subject,
+};
 use ledger_testkit::postgres_server::PostgresServer;
 use sqlx::postgres::PgPool;
 use sqlx::{Connection as _, PgConnection};
@@ -124,6 +131,65 @@ async fn a_role_that_owns_nothing_and_has_the_grants_of_the_readme_can_write_and
     writer.register(&key(), &registration(3, now(), 60), REPLAY_SECONDS).await.expect("a repeat");
     writer.note_drained(now()).await.expect("noted");
     assert_eq!(history(&writer, &key()).await.len(), 2);
+    // Trails are merged under the same grants.
+    let claim = claimed(4, now(), 60, 10);
+    let other = subject("t1:as4", "claimed");
+    ours(writer.register(&other, &claim, REPLAY_SECONDS).await.expect("new"));
+    writer.act(&other, &ClaimId::of(&claim), &Act::Fail(None), now()).await.expect("failed");
+    ours(writer.register(&other, &claimed(5, now(), 60, 10), REPLAY_SECONDS).await.expect("taken over"));
+    assert_eq!(history(&writer, &other).await[0].trail.attempts().len(), 2);
+}
+
+#[tokio::test]
+async fn a_ledger_of_the_release_before_claims_goes_on_after_the_migration() {
+    let server = PostgresServer::shared();
+    server.administer("CREATE DATABASE upgraded".to_owned()).await;
+    let ledger = ledger(&server.url("upgraded"));
+    sqlx::migrate!("../../migrations/postgres").run_to(1, ledger.pool()).await.expect("the first migration runs");
+    // What that release writes: no column of the next one.
+    let month = "SELECT dedup_ensure_month('2026-09-21 12:00+00', '2026-09-21 12:00+00')";
+    assert!(sqlx::query_scalar::<_, bool>(month).fetch_one(ledger.pool()).await.expect("made"));
+    let write = async |key: &str| {
+        for sql in [
+            "INSERT INTO dedup_claim (scope, key, key_is_parts, payload_sha256, first_seen_at, last_seen_at, retry_count, \
+             registration_id, nonce, window_ends_at, state, attempt, won_at) \
+             SELECT 't1:as4', $1, false, decode(repeat('07', 32), 'hex'), t, t, 0, '\\x0000000000000001', \
+             '\\x0000000000000001', t + interval '60 s', 'REGISTERED', 1, t FROM (SELECT $2::text::timestamptz AS t) n",
+            "INSERT INTO dedup_ledger (scope, key, key_is_parts, payload_sha256, first_seen_at, last_seen_at, retry_count, \
+             registration_id, nonce, window_ends_at, state, attempt, won_at) \
+             SELECT 't1:as4', $1, false, decode(repeat('07', 32), 'hex'), t, t, 0, '\\x0000000000000001', \
+             '\\x0000000000000001', t + interval '60 s', 'REGISTERED', 1, t FROM (SELECT $2::text::timestamptz AS t) n",
+        ] {
+            let written = sqlx::query(sql).bind(key).bind(now().to_string()).execute(ledger.pool()).await;
+            written.expect("written as before");
+        }
+    };
+    write("before").await;
+    PostgresLedger::migrate(ledger.pool()).await.expect("the others run");
+    write("after").await;
+    let plain = registration(1, now(), 60);
+    for name in ["before", "after"] {
+        assert_stands(&ledger, &subject("t1:as4", name), &plain, &[]).await;
+    }
+    // Claims go into the month there was and into a new one, which has the columns, and the checks in force.
+    for (name, at) in [("september", now()), ("october", now().plus_seconds(15 * 86_400))] {
+        let (key, claim) = (subject("t1:as4", name), claimed(1, at, 60, 10));
+        ours(ledger.register(&key, &claim, REPLAY_SECONDS).await.expect("new"));
+        assert_stands(&ledger, &key, &claim, &[attempt(&claim)]).await;
+        for bad in [
+            "UPDATE dedup_ledger SET fail_reason = 'x', ended_at = NULL WHERE key = $1",
+            "UPDATE dedup_ledger SET fail_reason = repeat('x', 201), ended_at = now() WHERE key = $1",
+            "UPDATE dedup_ledger SET attempt_source_service = repeat('x', 41) WHERE key = $1",
+            "UPDATE dedup_ledger SET attempts = '{}' WHERE key = $1",
+            "UPDATE dedup_claim SET fail_reason = '', ended_at = now() WHERE key = $1",
+            "UPDATE dedup_claim SET attempt_source_service = '' WHERE key = $1",
+        ] {
+            let refused = sqlx::query(bad).bind(name).execute(ledger.pool()).await.expect_err("a check");
+            let code = refused.as_database_error().and_then(|e| e.code()).map(|code| code.into_owned());
+            assert_eq!(code.as_deref(), Some("23514"), "{bad}: {refused}");
+        }
+    }
+    assert_eq!(months(ledger.pool()).await.len(), 2);
 }
 
 #[tokio::test]
@@ -133,6 +199,14 @@ async fn a_session_is_left_as_it_was_and_runs_in_utc() {
     let facts = [fact(&key(), &registration(1, now(), 60)), fact(&key(), &registration(2, now(), 60))];
     ledger.persist(&facts, now()).await.expect("persisted");
     ledger.register(&key(), &registration(3, now(), 60), REPLAY_SECONDS).await.expect("a repeat");
+    ledger.sight(&key(), &registration(3, now(), 60), REPLAY_SECONDS).await.expect("a repeat");
+    let claim = claimed(4, now(), 60, 10);
+    let together = [(subject("t1:as4", "a"), claim.clone()), (key(), claim.clone())];
+    ledger.register_together(&together, REPLAY_SECONDS).await.expect("an answer");
+    ours(ledger.register(&together[0].0, &claim, REPLAY_SECONDS).await.expect("new"));
+    for act in [Act::Renew { lease_seconds: 20 }, Act::Resolve(None), Act::Fail(None)] {
+        ledger.act(&together[0].0, &ClaimId::of(&claim), &act, now()).await.expect("an answer");
+    }
     ledger.live(now(), None, 10).await.expect("live rows");
     ledger.live(now(), Some(&key()), 10).await.expect("live rows");
     history(&ledger, &key()).await;
@@ -173,6 +247,71 @@ async fn history_keeps_a_responses_hash_type_and_length() {
     // SHA-256 of "abc", FIPS 180-2 appendix B.1.
     let hash = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
     assert_eq!(kept, ("text/plain".to_owned(), hash.to_owned(), 3));
+}
+
+#[tokio::test]
+async fn history_keeps_the_proof_of_a_response_resolved_with_here() {
+    let ledger = ledger(&PostgresServer::shared().database().await);
+    let claim = claimed(1, now(), 60, 10);
+    ours(ledger.register(&key(), &claim, REPLAY_SECONDS).await.expect("new"));
+    ledger.act(&key(), &ClaimId::of(&claim), &Act::Resolve(Some(response(b"abc"))), now()).await.expect("resolved");
+    let proof = "SELECT response_content_type, response_sha256 = sha256('abc'), response_length FROM dedup_ledger";
+    let kept: (String, bool, i32) = sqlx::query_as(proof).fetch_one(ledger.pool()).await.expect("the row");
+    assert_eq!(kept, ("application/xml".to_owned(), true, 3));
+}
+
+/// What the domain merges two trails to is what the database merges them to, at the bounds of every field.
+#[tokio::test]
+async fn trails_merge_in_the_database_as_in_the_domain() {
+    let ledger = ledger(&PostgresServer::shared().database().await);
+    let states = [State::Registered, State::InProgress, State::Failed, State::Resolved];
+    let leases = [None, Some(Timestamp::MIN), Some(Timestamp::MAX)];
+    let reason = |text| Some(FailReason::parse(text).expect("a reason"));
+    let ends = [
+        None,
+        Some(Ended { at: Timestamp::MIN, reason: None }),
+        Some(Ended { at: Timestamp::MIN, reason: reason("Z") }),
+        Some(Ended { at: Timestamp::MIN, reason: reason("a\"\\") }),
+        Some(Ended { at: Timestamp::MAX, reason: reason("\u{1d11e}") }),
+        Some(Ended { at: Timestamp::MIN, reason: reason("\u{ffee}") }),
+    ];
+    // In an order of bytes these differ from one by language.
+    let sources = [None, Some("Z"), Some("a"), Some("\u{e9}")];
+    let mut trails = Vec::new();
+    for (n, state) in states.iter().cycle().take(24).enumerate() {
+        let one = Attempt {
+            attempt: if n % 5 == 0 { u16::MAX } else { 1 },
+            nonce: Nonce::from_bytes([if n % 7 == 0 { 0xff } else { 0x0a }; 8]),
+            state: *state,
+            started_at: now().plus_millis(i64::try_from(n % 2).expect("small")),
+            lease_ends_at: leases[n % leases.len()],
+            source_service: sources[n / 4 % sources.len()].map(service),
+            ended: ends[n % ends.len()].clone(),
+        };
+        trails.push(Trail::of([one]));
+    }
+    trails.push(trails.iter().fold(Trail::default(), |mut all, trail| {
+        all.merge(trail);
+        all
+    }));
+    for one in &trails {
+        for other in &trails {
+            let mut expected = one.clone();
+            expected.merge(other);
+            let places: Vec<_> =
+                expected.attempts().iter().map(|one| format!("{} {}", one.attempt, one.nonce)).collect();
+            let merge = "SELECT m::text, ARRAY(SELECT (e ->> 'attempt') || ' ' || (e ->> 'nonce') \
+                         FROM jsonb_array_elements(m) WITH ORDINALITY AS a (e, n) ORDER BY n) \
+                         FROM dedup_merge_attempts($1::text::jsonb, $2::text::jsonb) m";
+            let (merged, in_order): (String, Vec<String>) = sqlx::query_as(merge)
+                .bind(one.to_json())
+                .bind(other.to_json())
+                .fetch_one(ledger.pool())
+                .await
+                .expect("merged");
+            assert_eq!((Trail::from_json(&merged), in_order), (Ok(expected), places), "{one:?} and {other:?}");
+        }
+    }
 }
 
 /// A connection that holds the key's claim, so that whoever comes for it waits.

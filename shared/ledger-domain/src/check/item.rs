@@ -1,9 +1,10 @@
 //! Where each check of a batch stands while it is decided.
 
-use super::Prepared;
+use super::{Check, ClaimRequest, Prepared};
+use crate::claim::lease_end;
 use crate::ids::RegistrationId;
 use crate::ports::{Release, StoreError, chain};
-use crate::record::{Record, State};
+use crate::record::{Record, State, TakeOver};
 use crate::time::Timestamp;
 use crate::transition::{Found, Guard};
 use crate::verdict::{Undecided, Verdict};
@@ -15,18 +16,54 @@ pub(super) const TRIES: u8 = 2;
 
 pub(super) type Answer = Result<Verdict, Undecided>;
 
+/// A PENDING of this check, on its way to be confirmed.
+pub(super) struct Won {
+    /// As it is to stand once confirmed.
+    pub(super) confirmed: Record,
+    /// When the PENDING lapses.
+    pub(super) deadline: Timestamp,
+    /// For a take-over: the record as it stands, the PENDING over it.
+    pub(super) over: Option<Box<Record>>,
+    /// Whether an earlier call won it.
+    pub(super) replayed: bool,
+}
+
+impl Won {
+    /// Of a first PENDING.
+    pub(super) fn first(mut pending: Record, replayed: bool) -> Box<Self> {
+        let deadline = pending.pending_deadline();
+        pending.confirm();
+        Box::new(Self { confirmed: pending, deadline, over: None, replayed })
+    }
+
+    /// Of a take-over's PENDING, which lies over `record`.
+    pub(super) fn over(record: Box<Record>, take_over: &TakeOver, check: &Check, replayed: bool) -> Box<Self> {
+        let confirmed = record.taken_over(take_over, &check.payload, check.source_service.as_ref());
+        Box::new(Self { confirmed, deadline: take_over.deadline, over: Some(record), replayed })
+    }
+
+    /// The PENDING that a first one is settled from.
+    pub(super) fn guard(confirmed: &Record) -> Guard {
+        Guard { state: State::Pending, ..Guard::of(confirmed) }
+    }
+}
+
 /// Where an item of a batch stands.
 pub(super) enum Step {
     /// Nothing is known: win the key.
     Begin,
     /// This was found.
     Judge(Found),
-    /// A PENDING of this check stands: make it durable and settle it. `replayed` where an earlier call won it.
-    Register { pending: Record, replayed: bool },
+    /// A PENDING of this check stands: make it durable and confirm it.
+    Register(Box<Won>),
     /// A repeat of this record.
-    Count(Record),
+    Count(Box<Record>),
     /// This record's window is over.
-    Replace(Record),
+    Replace(Box<Record>),
+    /// This record failed, or its lease is over.
+    TakeOver(Box<Record>),
+    /// This record's last act is not known to be durable.
+    Mark(Box<Record>),
     /// A value nobody here can read.
     Unreadable,
     /// Somebody else is making the key durable.
@@ -39,6 +76,8 @@ pub(super) enum Step {
 pub(super) struct Item<'p, 'c> {
     pub(super) prepared: &'p Prepared<'c>,
     pub(super) registration_id: RegistrationId,
+    /// When this call laid a take-over's PENDING over the record, if it did.
+    pub(super) took_over_at: Option<Timestamp>,
     pub(super) step: Step,
     failures: u8,
     moves: u8,
@@ -47,7 +86,24 @@ pub(super) struct Item<'p, 'c> {
 impl<'p, 'c> Item<'p, 'c> {
     /// A check that nothing is known of yet.
     pub(super) fn new(prepared: &'p Prepared<'c>) -> Self {
-        Self { prepared, registration_id: prepared.registration_id, step: Step::Begin, failures: 0, moves: 0 }
+        let registration_id = prepared.registration_id;
+        Self { prepared, registration_id, took_over_at: None, step: Step::Begin, failures: 0, moves: 0 }
+    }
+
+    /// What it has won and not confirmed yet.
+    pub(super) fn won(&self) -> Option<&Won> {
+        match &self.step {
+            Step::Register(won) => Some(won),
+            Step::Begin
+            | Step::Judge(_)
+            | Step::Count(_)
+            | Step::Replace(_)
+            | Step::TakeOver(_)
+            | Step::Mark(_)
+            | Step::Unreadable
+            | Step::Wait
+            | Step::Done(_) => None,
+        }
     }
 
     /// The hot tier did not answer: try once more, then say so.
@@ -70,6 +126,7 @@ impl<'p, 'c> Item<'p, 'c> {
     /// A PENDING of this check as of `now`.
     pub(super) fn pending(&self, now: Timestamp) -> Record {
         let check = self.prepared.check;
+        let window_ends_at = now.plus_seconds(self.prepared.window_seconds);
         Record {
             registration_id: self.registration_id,
             state: State::Pending,
@@ -78,13 +135,15 @@ impl<'p, 'c> Item<'p, 'c> {
             won_at: now,
             first_seen_at: now,
             last_seen_at: now,
-            window_ends_at: now.plus_seconds(self.prepared.window_seconds),
+            window_ends_at,
             payload_hash: check.payload,
             retry_count: 0,
             source_service: check.source_service.clone(),
             drift: None,
-            lease_ends_at: None,
+            lease_ends_at: check.claim.map(|claim| lease_end(now, claim.lease_seconds, window_ends_at)),
             response: None,
+            attempt_source: None,
+            ended: None,
             undurable: false,
             take_over: None,
         }
@@ -93,9 +152,21 @@ impl<'p, 'c> Item<'p, 'c> {
     /// Lets go of a PENDING that this call could not make durable, where nobody else can have done so. A check with a
     /// `requestId` shares its PENDING with its own retries: one of them may have sent the fact, and another check that then
     /// won the key would be a second NEW. So that one lapses at its deadline; its retry adopts it before.
-    pub(super) fn release(&self, pending: &Record) -> Option<Release> {
+    pub(super) fn release(&self, confirmed: &Record) -> Option<Release> {
         let shared = self.prepared.check.request_id.is_some();
-        (!shared).then(|| Release { slot: self.prepared.slot, guard: Guard::of(pending) })
+        (!shared).then(|| Release { slot: self.prepared.slot, guard: Won::guard(confirmed) })
+    }
+
+    /// The take-over that this check wants to lay over `record` at `now`.
+    pub(super) fn take_over(&self, record: &Record, now: Timestamp) -> TakeOver {
+        let lease_end = |claim: ClaimRequest| lease_end(now, claim.lease_seconds, record.window_ends_at);
+        TakeOver {
+            deadline: now.plus_millis(Record::PENDING_MS).min(record.window_ends_at),
+            attempt: record.next_attempt(),
+            nonce: self.prepared.nonce,
+            won_at: now,
+            lease_ends_at: self.prepared.check.claim.map(lease_end),
+        }
     }
 }
 
@@ -135,9 +206,11 @@ pub(super) fn give_up(items: Vec<Item<'_, '_>>, why: Undecided) -> Vec<Answer> {
             Step::Done(answer) => answer,
             Step::Begin
             | Step::Judge(_)
-            | Step::Register { .. }
+            | Step::Register(_)
             | Step::Count(_)
             | Step::Replace(_)
+            | Step::TakeOver(_)
+            | Step::Mark(_)
             | Step::Unreadable
             | Step::Wait => Err(why),
         })

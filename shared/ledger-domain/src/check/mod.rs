@@ -2,14 +2,21 @@
 //!
 //! [`Ledger::check`] takes one check or a batch. `decide` orders the tiers, `judge` holds the rules that need no tier.
 
+mod confirm;
 mod decide;
 mod item;
 mod judge;
+mod take_over;
+mod together;
+
+pub(crate) use self::confirm::Sent;
+pub use self::together::{Looked, TogetherAnswer};
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::claim::TokenKeys;
 use crate::digest::{Slot, nonce_of};
 use crate::hash::PayloadHash;
 use crate::ids::{Nonce, RegistrationId};
@@ -17,7 +24,7 @@ use crate::policy::Policy;
 use crate::ports::{Clock, ColdLedger, Entropy, EventQueue, FactSink, HotTier, HotTrust, PolicySource};
 use crate::record::Subject;
 use crate::text::{Invalid, Principal, RequestId, SourceService};
-use crate::verdict::{Refusal, Undecided, Verdict};
+use crate::verdict::{Disposition, Refusal, Undecided, Verdict};
 
 /// One question: has this (scope, key) been seen before?
 #[derive(Debug, Clone)]
@@ -34,6 +41,15 @@ pub struct Check {
     pub request_id: Option<RequestId>,
     /// Who asks, as the gateway vouches for it.
     pub principal: Principal,
+    /// Claim mode: NEW hands the caller a claim. `None`: plain mode.
+    pub claim: Option<ClaimRequest>,
+}
+
+/// What a check in claim mode asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClaimRequest {
+    /// The lease, in seconds; the scope's policy gives the bounds, and it never runs past the window.
+    pub lease_seconds: u64,
 }
 
 /// The most checks in one batch.
@@ -57,6 +73,8 @@ pub struct Ledger {
     pub clock: Arc<dyn Clock>,
     /// Registration ids, and nonces for checks without a `requestId`.
     pub entropy: Arc<dyn Entropy>,
+    /// The deployment's keys for claims' tokens.
+    pub tokens: TokenKeys,
     /// What this process has answered.
     pub counters: Counters,
 }
@@ -74,8 +92,12 @@ pub struct Counters {
     pub new: AtomicU64,
     /// A caller's own answer given again.
     pub replayed: AtomicU64,
+    /// NEW, a failed or lapsed claim taken over; counted under `new` too.
+    pub taken_over: AtomicU64,
     /// SEEN.
     pub seen: AtomicU64,
+    /// SEEN while another caller is at work; counted under `seen` too.
+    pub in_progress: AtomicU64,
     /// SEEN with another payload than the first.
     pub drift: AtomicU64,
     /// SEEN by a client that sends a constant `requestId`.
@@ -84,6 +106,14 @@ pub struct Counters {
     pub not_durable: AtomicU64,
     /// NEW whose confirmation was lost or too late: a possible false NEW until the cold writer heals it.
     pub confirm_lost: AtomicU64,
+    /// Claims resolved by their holders.
+    pub resolved: AtomicU64,
+    /// Claims that their holders said failed.
+    pub failed: AtomicU64,
+    /// Leases renewed.
+    pub renewed: AtomicU64,
+    /// Acts refused because the claim had moved on, or was over.
+    pub stale_claims: AtomicU64,
     /// No tier could decide: 503.
     pub undecided: AtomicU64,
 }
@@ -91,16 +121,22 @@ pub struct Counters {
 impl Counters {
     /// The counters by name, for a report.
     #[must_use]
-    pub fn snapshot(&self) -> [(&'static str, u64); 8] {
+    pub fn snapshot(&self) -> [(&'static str, u64); 14] {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [
             ("new", get(&self.new)),
             ("replayed", get(&self.replayed)),
+            ("takenOver", get(&self.taken_over)),
             ("seen", get(&self.seen)),
+            ("inProgress", get(&self.in_progress)),
             ("drift", get(&self.drift)),
             ("constantRequestId", get(&self.constant_request_id)),
             ("notDurable", get(&self.not_durable)),
             ("confirmLost", get(&self.confirm_lost)),
+            ("resolved", get(&self.resolved)),
+            ("failed", get(&self.failed)),
+            ("renewed", get(&self.renewed)),
+            ("staleClaims", get(&self.stale_claims)),
             ("undecided", get(&self.undecided)),
         ]
     }
@@ -112,6 +148,9 @@ impl Counters {
         match answer {
             Ok(Verdict::New(new)) => {
                 add(if new.replayed { &self.replayed } else { &self.new });
+                if !new.replayed && new.taken_over {
+                    add(&self.taken_over);
+                }
                 if !new.durable {
                     add(&self.not_durable);
                 } else if !new.confirmed {
@@ -120,6 +159,9 @@ impl Counters {
             }
             Ok(Verdict::Seen(seen)) => {
                 add(&self.seen);
+                if seen.disposition == Disposition::Retry {
+                    add(&self.in_progress);
+                }
                 if seen.payload_hash_drift {
                     add(&self.drift);
                 }
@@ -224,12 +266,18 @@ impl Ledger {
         let window_seconds = policy.window_seconds(check.ttl_seconds)?;
         let [for_id, for_nonce] = random;
         let nonce = match &check.request_id {
-            Some(request_id) => nonce_of(&check.principal, request_id, &check.payload, "plain"),
+            Some(request_id) => {
+                let mode = if check.claim.is_some() { "claim" } else { "plain" };
+                nonce_of(&check.principal, request_id, &check.payload, mode)
+            }
             None if policy.require_request_id => {
                 return Err(Invalid::new("requestId", "a requestId, which the scope's policy requires").into());
             }
             None => Nonce::from_bytes(for_nonce),
         };
+        if let Some(claim) = check.claim {
+            policy.check_lease("claim.leaseSeconds", claim.lease_seconds)?;
+        }
         let slot = Slot::of(&check.subject.scope, &check.subject.key);
         let registration_id = RegistrationId::from_bytes(for_id);
         Ok(Prepared { check, slot, nonce, registration_id, policy, window_seconds })

@@ -3,6 +3,8 @@
 use async_trait::async_trait;
 
 use super::StoreError;
+use crate::attempt::Trail;
+use crate::claim::{Act, ClaimId};
 use crate::fact::Fact;
 use crate::hash::PayloadHash;
 use crate::ids::RegistrationId;
@@ -17,6 +19,24 @@ pub enum Registered {
     Ours(Box<Record>),
     /// Another registration stands in its window; this sighting was counted on it.
     Theirs(Box<Record>),
+}
+
+/// What registering several together came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Together {
+    /// Each is the caller's own, durable: the records as they stand.
+    All(Vec<Record>),
+    /// Nothing was changed or counted: what stands under each key inside its window, as looked at afterwards.
+    None(Vec<Option<Record>>),
+}
+
+/// What came of an act on a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ActedCold {
+    /// Done, durable: the record as it stands.
+    Done(Box<Record>),
+    /// Not done: what stands under the key, if anything does.
+    Unchanged(Option<Box<Record>>),
 }
 
 /// What a batch of facts came to.
@@ -49,6 +69,8 @@ pub struct HistoryRow {
     pub subject: Subject,
     /// The registration. Of a stored response history keeps hash, type and length only, so `response` is `None`.
     pub record: Record,
+    /// The attempts on it; empty where it was never claimed.
+    pub trail: Trail,
     /// The earlier registration whose window this one overlaps under another nonce, where there is one: this row is a
     /// false NEW.
     pub false_new_of: Option<RegistrationId>,
@@ -93,6 +115,9 @@ pub struct HistoryPage {
 ///   arrival; history keeps all. Rows of one registration merge as [`Record::merge`] does, in both tables.
 /// - A **false NEW** is a registration whose window overlaps an earlier one's of the same key under another nonce. Both rows
 ///   are kept, the later one names the least earlier one it overlaps, and it is reported once, in either order of arrival.
+/// - A row that failed, or whose lease is over, is taken over by the registering statement: the same registration, the next
+///   attempt, the wanted record's state, nonce and lease; the sighting is counted. History keeps the trail of attempts, each
+///   merged by (attempt, nonce) as [`Trail::add`] does.
 /// - A call is one transaction: all of it or nothing.
 /// - Keys compare byte by byte; a text never meets a tuple.
 #[async_trait]
@@ -120,6 +145,31 @@ pub trait ColdLedger: Send + Sync {
         sighted: &Record,
         replay_seconds: u64,
     ) -> Result<Option<Registered>, StoreError>;
+
+    /// The registering statement for several distinct keys, in one transaction: all are the caller's own, or nothing is
+    /// changed.
+    ///
+    /// # Errors
+    /// As [`ColdLedger::register`].
+    async fn register_together(
+        &self,
+        wanted: &[(Subject, Record)],
+        replay_seconds: u64,
+    ) -> Result<Together, StoreError>;
+
+    /// An act of the holder of `claim`: done where that claim stands IN_PROGRESS and its window is not over at `now`, as
+    /// [`crate::transition::act`] has it, but not marked undurable: it is durable.
+    ///
+    /// # Errors
+    /// [`StoreError`]; repeating after [`StoreError::MayHaveHappened`] finds the act's record standing.
+    async fn act(&self, subject: &Subject, claim: &ClaimId, act: &Act, now: Timestamp)
+    -> Result<ActedCold, StoreError>;
+
+    /// The live row of a key, whatever its window; `None` where there is none.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the ledger does not answer.
+    async fn standing(&self, subject: &Subject) -> Result<Option<Record>, StoreError>;
 
     /// Merges facts into both tables. Facts may repeat and be of any order; several of one registration, or of one key, may
     /// be in one batch. A missing month is created.

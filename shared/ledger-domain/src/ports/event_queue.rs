@@ -18,6 +18,12 @@ pub trait EventQueue: Send + Sync {
     /// Sends facts and waits until they are durable.
     async fn send(&self, facts: &[Fact]) -> Vec<Result<(), StoreError>>;
 
+    /// Sends facts that become durable together or not at all, at most [`crate::check::BATCH_MAX`] of them.
+    ///
+    /// # Errors
+    /// [`StoreError`], of all of them.
+    async fn send_together(&self, facts: &[Fact]) -> Result<(), StoreError>;
+
     /// How much waits.
     ///
     /// # Errors

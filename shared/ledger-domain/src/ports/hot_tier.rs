@@ -7,7 +7,7 @@ use crate::digest::Slot;
 use crate::hash::PayloadHash;
 use crate::record::Record;
 use crate::time::Timestamp;
-use crate::transition::{Counted, Found, Guard, Swapped};
+use crate::transition::{Amended, Counted, Found, Guard, Sighting, Swapped};
 
 /// Win a key: write a PENDING where nothing stands.
 #[derive(Debug, Clone)]
@@ -66,6 +66,20 @@ pub struct Replace {
     pub pending: Record,
     /// As in [`Begin`].
     pub ttl_ms: u64,
+}
+
+/// A claim's transition on the record that was read: a take-over's PENDING laid over it, its confirmation, an act of the
+/// holder, a mark cleared. The key keeps its expiry.
+#[derive(Debug, Clone)]
+pub struct Amend {
+    /// The key.
+    pub slot: Slot,
+    /// The record as read.
+    pub read: Record,
+    /// As it is to stand, where [`crate::transition::amend`] says so; its response is left as it is where `None`.
+    pub to: Record,
+    /// Counted with it.
+    pub sighting: Option<Sighting>,
 }
 
 /// Let go of a first PENDING whose fact was refused.
@@ -128,6 +142,9 @@ pub trait HotTier: Send + Sync {
 
     /// Replaces records whose window is over.
     async fn replace(&self, requests: &[Replace]) -> Vec<Result<Swapped, StoreError>>;
+
+    /// Makes claims' transitions. Repeating one that was done is [`Amended::Done`] again, and counts nothing again.
+    async fn amend(&self, requests: &[Amend]) -> Vec<Result<Amended, StoreError>>;
 
     /// Removes first PENDINGs; anything else stays as it is.
     async fn release(&self, requests: &[Release]) -> Vec<Result<(), StoreError>>;

@@ -13,9 +13,10 @@ mod hot_tier;
 
 pub use clock::{Clock, ClockUnknown, Entropy};
 pub use cold_ledger::{
-    ClaimRow, ColdLedger, HistoryPage, HistoryQuery, HistoryRow, LiveCursor, Persisted, Position, Registered,
+    ActedCold, ClaimRow, ColdLedger, HistoryPage, HistoryQuery, HistoryRow, LiveCursor, Persisted, Position,
+    Registered, Together,
 };
 pub use control_plane::{ControlPlane, PolicySource};
 pub use error::{StoreError, chain};
 pub use event_queue::{Delivery, EventQueue, FactSink, QueueConsumer, QueueDepth};
-pub use hot_tier::{Begin, Begun, Count, Heal, HotHealth, HotTier, HotTrust, Release, Replace, Settle};
+pub use hot_tier::{Amend, Begin, Begun, Count, Heal, HotHealth, HotTier, HotTrust, Release, Replace, Settle};

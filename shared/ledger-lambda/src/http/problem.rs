@@ -135,6 +135,8 @@ impl From<Undecided> for Problem {
             Undecided::Contended => "contended",
             Undecided::Clock => "clock",
             Undecided::Policy => "policy",
+            Undecided::Unconfirmed => "unconfirmed",
+            Undecided::Absence => "absence",
             Undecided::Unsupported => "unsupported",
         };
         Self { reason: Some(reason), ..Self::new(Kind::Undecided, undecided.to_string()) }

@@ -12,8 +12,9 @@ fn outcome_of_sqlstate(code: &str) -> Outcome {
         "08007" | "40003" | "57P01" | "57P02" => Outcome::MayHaveHappened,
         // Of the rest, by class.
         _ => match code.get(..2).unwrap_or_default() {
-            // Data exception, integrity constraint violation: this content will be refused again.
-            "22" | "23" => Outcome::Rejected,
+            // One key twice in a statement (21), data exception, integrity constraint violation: this content will be refused
+            // again.
+            "21" | "22" | "23" => Outcome::Rejected,
             // Connection not made (08), authorization (28), serialization and deadlock (40), read-only after a failover
             // (25), schema not as expected (42), resources (53, 54), lock not available (55), cancelled or starting up
             // (57), raised by a function (P0), not supported (0A), no transaction (3B, 3D): rolled back, try later.
@@ -63,7 +64,7 @@ mod tests {
         for code in ["57P03", "53300", "40001", "40P01", "55P03", "25006", "08001", "57014", "42P01"] {
             assert_eq!(outcome_of_sqlstate(code), Outcome::DidNotHappen, "{code}");
         }
-        for code in ["22003", "22008", "23505", "23514"] {
+        for code in ["21000", "22003", "22008", "23505", "23514"] {
             assert_eq!(outcome_of_sqlstate(code), Outcome::Rejected, "{code}");
         }
         for code in ["08007", "40003", "57P01", "57P02", "58030", "XX000", "99999", ""] {

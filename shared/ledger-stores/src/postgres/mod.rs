@@ -4,6 +4,7 @@
 //! tables and session locks. So no query here is persistent, and none of those is used. Sessions run in UTC: sqlx says so
 //! when it connects.
 
+mod act;
 mod error;
 mod persist;
 mod register;
@@ -16,8 +17,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use ledger_domain::claim::{Act, ClaimId};
 use ledger_domain::ports::{
-    ClaimRow, ColdLedger, HistoryPage, HistoryQuery, LiveCursor, Persisted, Registered, StoreError,
+    ActedCold, ClaimRow, ColdLedger, HistoryPage, HistoryQuery, LiveCursor, Persisted, Registered, StoreError, Together,
 };
 use ledger_domain::{Fact, PayloadHash, Record, Subject, Tenant, Timestamp};
 use sqlx::Postgres;
@@ -172,6 +174,28 @@ impl ColdLedger for PostgresLedger {
         replay_seconds: u64,
     ) -> Result<Option<Registered>, StoreError> {
         self.sight_claim(subject, sighted, replay_seconds).await
+    }
+
+    async fn register_together(
+        &self,
+        wanted: &[(Subject, Record)],
+        replay_seconds: u64,
+    ) -> Result<Together, StoreError> {
+        self.register_all(wanted, replay_seconds).await
+    }
+
+    async fn act(
+        &self,
+        subject: &Subject,
+        claim: &ClaimId,
+        act: &Act,
+        now: Timestamp,
+    ) -> Result<ActedCold, StoreError> {
+        self.act_on_claim(subject, claim, act, now).await
+    }
+
+    async fn standing(&self, subject: &Subject) -> Result<Option<Record>, StoreError> {
+        self.read_claim(subject).await
     }
 
     async fn persist(&self, facts: &[Fact], now: Timestamp) -> Result<Persisted, StoreError> {

@@ -14,7 +14,7 @@ use sqlx::{Connection as _, PgConnection, Row as _};
 
 use super::row::{Columns, PgTime, claim_row};
 use super::{ATTEMPTS, PostgresLedger, back_off, error, query, settle, sql};
-use crate::cold::{Coalesced, check_plausible, coalesce};
+use crate::cold::{Coalesced, Told, check_plausible, coalesce, stored_trail};
 
 const OPERATION: &str = "persist facts";
 
@@ -103,9 +103,10 @@ enum FirstFacts {
 
 /// The record of a key of which the batch holds nothing but a plain registration as it was confirmed.
 fn only_first_fact<'a>(key: &'a Coalesced<'_>) -> Option<&'a Record> {
-    let [record] = key.records.as_slice() else { return None };
+    let [Told { record, trail }] = key.registrations.as_slice() else { return None };
     let is_first = record.state == State::Registered && record.attempt == 1 && record.retry_count == 0;
-    (is_first && record.response.is_none()).then_some(record)
+    let was_claimed = !trail.attempts().is_empty() || record.attempt_source.is_some() || record.ended.is_some();
+    (is_first && !was_claimed && record.response.is_none()).then_some(record)
 }
 
 /// Inserts first facts.
@@ -130,13 +131,13 @@ async fn write_claims<'a>(
     let mut columns = Columns::default();
     let (mut bodies, mut others_until) = (Vec::new(), Vec::new());
     for key in batch {
-        if let Some(standing) = key.records.last() {
-            columns.push(key.subject, standing);
+        if let Some(Told { record: standing, .. }) = key.registrations.last() {
+            columns.push_all(key.subject, standing);
             bodies.push(standing.response.as_ref().map(|response| response.body.as_slice()));
             others_until.push(key.others_until().map(PgTime));
         }
     }
-    let statement = columns.bind(query(sql::PERSIST_CLAIMS)).bind(&bodies).bind(&others_until);
+    let statement = columns.bind_all(query(sql::PERSIST_CLAIMS)).bind(&bodies).bind(&others_until);
     let rows = statement.fetch_all(conn).await?;
 
     let keys: HashMap<&Subject, &Coalesced<'_>> = batch.iter().map(|key| (key.subject, *key)).collect();
@@ -146,9 +147,10 @@ async fn write_claims<'a>(
         let claim = claim_row(&row)?;
         let others_until = row.try_get::<Option<PgTime>, _>("others_until")?.map(|at| at.0);
         if let Some(key) = keys.get(&claim.subject)
-            && may_overlap(&key.records, &claim.record, others_until)
+            && may_overlap(&key.registrations, &claim.record, others_until)
         {
-            suspects.extend(key.records.iter().map(|r| (key.subject, r.first_seen_at, r.registration_id)));
+            let suspect = |Told { record, .. }: &Told| (key.subject, record.first_seen_at, record.registration_id);
+            suspects.extend(key.registrations.iter().map(suspect));
         }
         claims.push(claim);
     }
@@ -157,24 +159,26 @@ async fn write_claims<'a>(
 
 /// Whether some registration just written may overlap another one: it is not the only one of its batch, it is a late one, or
 /// it stands while another's window was not over at its first sighting.
-fn may_overlap(written: &[Record], standing: &Record, others_until: Option<Timestamp>) -> bool {
-    let [only] = written else { return true };
+fn may_overlap(written: &[Told], standing: &Record, others_until: Option<Timestamp>) -> bool {
+    let [Told { record: only, .. }] = written else { return true };
     only.registration_id != standing.registration_id || others_until.is_some_and(|until| until > standing.first_seen_at)
 }
 
 async fn write_history(conn: &mut PgConnection, batch: &[&Coalesced<'_>]) -> Result<(), sqlx::Error> {
     let mut columns = Columns::default();
-    let (mut hashes, mut lengths) = (Vec::new(), Vec::new());
+    let (mut hashes, mut lengths, mut trails) = (Vec::new(), Vec::new(), Vec::new());
     for key in batch {
-        for record in &key.records {
-            columns.push(key.subject, record);
+        for Told { record, trail } in &key.registrations {
+            columns.push_all(key.subject, record);
+            trails.push(stored_trail(trail));
             let body = record.response.as_ref().map(|response| response.body.as_slice());
             hashes.push(body.map(|body| Sha256::digest(body).to_vec()));
             // A longer body than the column takes is refused with the claim's row already.
             lengths.push(body.map(|body| i32::try_from(body.len()).unwrap_or(i32::MAX)));
         }
     }
-    columns.bind(query(sql::PERSIST_HISTORY)).bind(&hashes).bind(&lengths).execute(conn).await?;
+    let statement = columns.bind_all(query(sql::PERSIST_HISTORY)).bind(&hashes).bind(&lengths).bind(&trails);
+    statement.execute(conn).await?;
     Ok(())
 }
 

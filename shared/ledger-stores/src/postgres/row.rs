@@ -2,8 +2,8 @@
 
 use ledger_domain::ports::{ClaimRow, HistoryRow};
 use ledger_domain::{
-    ContentType, Drift, MessageKey, Nonce, PayloadHash, Record, RegistrationId, Scope, SourceService, State,
-    StoredResponse, Subject, Timestamp,
+    ContentType, Drift, FailReason, MessageKey, Nonce, PayloadHash, Record, RegistrationId, Scope, SourceService,
+    State, StoredResponse, Subject, Timestamp,
 };
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
@@ -12,7 +12,7 @@ use sqlx::postgres::{PgArgumentBuffer, PgArguments, PgHasArrayType, PgRow, PgTyp
 use sqlx::query::Query;
 use sqlx::{Decode, Encode, Postgres, Row, Type};
 
-use crate::cold::{column, damaged};
+use crate::cold::{column, damaged, ended, read_trail};
 
 /// A `timestamptz`. On the wire it is microseconds since 2000-01-01T00:00:00Z, so milliseconds are exact at any year.
 #[derive(Debug, Clone, Copy)]
@@ -79,11 +79,15 @@ pub(super) struct Columns<'a> {
     drift_last_sha256: Vec<Option<Vec<u8>>>,
     drift_last_at: Vec<Option<PgTime>>,
     response_content_type: Vec<Option<&'a str>>,
+    attempt_source_service: Vec<Option<&'a str>>,
+    ended_at: Vec<Option<PgTime>>,
+    fail_reason: Vec<Option<&'a str>>,
 }
 
 type PgQuery<'q> = Query<'q, Postgres, PgArguments>;
 
 impl<'a> Columns<'a> {
+    /// Takes what a plain first fact has.
     pub(super) fn push(&mut self, subject: &'a Subject, record: &'a Record) {
         self.scope.push(subject.scope.as_str());
         self.key.push(subject.key.as_str());
@@ -106,6 +110,16 @@ impl<'a> Columns<'a> {
         self.response_content_type.push(record.response.as_ref().map(|response| response.content_type.as_str()));
     }
 
+    /// Takes the whole row.
+    pub(super) fn push_all(&mut self, subject: &'a Subject, record: &'a Record) {
+        self.push(subject, record);
+        self.attempt_source_service.push(record.attempt_source.as_ref().map(SourceService::as_str));
+        self.ended_at.push(record.ended.as_ref().map(|ended| PgTime(ended.at)));
+        let reason = record.ended.as_ref().and_then(|ended| ended.reason.as_ref());
+        self.fail_reason.push(reason.map(FailReason::as_str));
+    }
+
+    /// Binds what [`Columns::push`] took: parameters 1 to 19.
     pub(super) fn bind<'q>(&self, query: PgQuery<'q>) -> PgQuery<'q> {
         query
             .bind(&self.scope)
@@ -127,6 +141,11 @@ impl<'a> Columns<'a> {
             .bind(&self.drift_last_sha256)
             .bind(&self.drift_last_at)
             .bind(&self.response_content_type)
+    }
+
+    /// Binds what [`Columns::push_all`] took: parameters 1 to 22.
+    pub(super) fn bind_all<'q>(&self, query: PgQuery<'q>) -> PgQuery<'q> {
+        self.bind(query).bind(&self.attempt_source_service).bind(&self.ended_at).bind(&self.fail_reason)
     }
 }
 
@@ -155,6 +174,8 @@ fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
         }),
     };
     let source_service: Option<&str> = row.try_get("source_service")?;
+    let attempt_source: Option<&str> = row.try_get("attempt_source_service")?;
+    let ended_at = row.try_get::<Option<PgTime>, _>("ended_at")?.map(|at| at.0);
     Ok(Record {
         registration_id: RegistrationId::from_bytes(bytes(row, "registration_id")?),
         state: State::parse(row.try_get("state")?).ok_or_else(|| damaged("state"))?,
@@ -170,6 +191,8 @@ fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
         drift,
         lease_ends_at: row.try_get::<Option<PgTime>, _>("lease_ends_at")?.map(|at| at.0),
         response: None,
+        attempt_source: column("attempt_source_service", attempt_source.map(SourceService::parse).transpose())?,
+        ended: ended(ended_at, row.try_get("fail_reason")?)?,
         undurable: false,
         take_over: None,
     })
@@ -193,5 +216,6 @@ pub(super) fn history_row(row: &PgRow) -> Result<HistoryRow, sqlx::Error> {
         None => None,
         Some(id) => Some(RegistrationId::from_bytes(column("false_new_of", id.try_into())?)),
     };
-    Ok(HistoryRow { subject: subject(row)?, record: record(row)?, false_new_of })
+    let trail = read_trail(row.try_get("trail")?)?;
+    Ok(HistoryRow { subject: subject(row)?, record: record(row)?, trail, false_new_of })
 }

@@ -1,13 +1,13 @@
 //! Each operation of the port as a command, and its reply read back.
 
 use ::redis::{Cmd, RedisError, Value};
-use ledger_domain::ports::{Begin, Begun, Count, Heal, Release, Replace, Settle};
-use ledger_domain::transition::{Counted, Found, Guard, Swapped};
+use ledger_domain::ports::{Amend, Begin, Begun, Count, Heal, Release, Replace, Settle};
+use ledger_domain::transition::{self, Amended, Counted, Found, Guard, Sighting, Swapped};
 use ledger_domain::value::{self, IDENTITY_LEN};
-use ledger_domain::{EPSILON_MS, Record, Slot, State, StoredResponse, Timestamp};
+use ledger_domain::{EPSILON_MS, PayloadHash, Record, Slot, State, StoredResponse, Timestamp};
 
 use super::error::unexpected_reply;
-use super::scripts::{COUNT, Call, HEAL, RELEASE, REPLACE, SETTLE, Script};
+use super::scripts::{AMEND, COUNT, Call, HEAL, RELEASE, REPLACE, SETTLE, Script};
 
 /// The 20 digits of the widest number sent.
 const NUMBER_BYTES: usize = 20;
@@ -127,25 +127,25 @@ impl Command for Count {
     }
 
     fn command(&self, call: Call) -> Cmd {
-        let mut sighting = [0; 38];
-        sighting[..6].copy_from_slice(&value::encode_time(self.now));
-        sighting[6..].copy_from_slice(self.payload.as_bytes());
+        let sighting = sighting(self.now, &self.payload);
         // The script compares the whole value with what was read, and need then send nothing back.
-        let (read, whole_len) = if Guard::of(&self.read) == self.guard {
+        let (read, around) = if Guard::of(&self.read) == self.guard {
             let mut read = value::encode(&self.read);
-            let whole_len = self.read.response.as_ref().map(|response| {
-                let whole_len = read.len();
-                read.truncate(whole_len - response_section_len(response));
-                whole_len
+            let around = self.read.response.as_ref().map(|response| {
+                let (whole_len, notes) = (read.len(), value::encode_notes(&self.read));
+                read.truncate(whole_len - notes.len() - response_section_len(response));
+                (whole_len, notes)
             });
-            (read, whole_len)
+            (read, around)
         } else {
             (identity(&self.guard, self.guard.state).to_vec(), None)
         };
-        let mut cmd = COUNT.call(call, self.slot.as_bytes(), 3, read.len() + sighting.len() + NUMBER_BYTES);
+        let notes_len = around.as_ref().map_or(0, |(_, notes)| notes.len());
+        let bytes = read.len() + sighting.len() + NUMBER_BYTES + notes_len;
+        let mut cmd = COUNT.call(call, self.slot.as_bytes(), 4, bytes);
         cmd.arg(read).arg(sighting.as_slice());
-        if let Some(whole_len) = whole_len {
-            cmd.arg(whole_len);
+        if let Some((whole_len, notes)) = around {
+            cmd.arg(whole_len).arg(notes);
         }
         cmd
     }
@@ -156,11 +156,8 @@ impl Command for Count {
             record.sight(self.now, &self.payload);
             return Ok(Counted::Counted(record));
         }
-        let Value::Array(mut values) = reply else { return found(reply).map(Counted::Moved) };
-        match (values.pop().map(found), values.is_empty()) {
-            (Some(Ok(Found::Record(record))), true) => Ok(Counted::Counted(record)),
-            (Some(_) | None, _) => Err(unexpected_reply()),
-        }
+        let Value::Array(values) = reply else { return found(reply).map(Counted::Moved) };
+        only_record(values).map(Counted::Counted)
     }
 }
 
@@ -186,6 +183,68 @@ impl Command for Replace {
 
     fn read_reply(&self, reply: Value) -> Result<Swapped, RedisError> {
         swapped(reply)
+    }
+}
+
+impl Command for Amend {
+    const OPERATION: &'static str = "make a claim's transition";
+    type Output = Amended;
+
+    fn script() -> Option<&'static Script> {
+        Some(&AMEND)
+    }
+
+    fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
+    fn command(&self, call: Call) -> Cmd {
+        let (read, to) = (claim_part(&self.read), claim_part(&self.to));
+        let notes = value::encode_notes(&self.to);
+        let response = self.to.response.as_ref().map(value::encode_response).unwrap_or_default();
+        let sighting = self.sighting.as_ref().map(|Sighting { at, payload }| sighting(*at, payload));
+        let sighting = sighting.as_ref().map_or(&[][..], |sighting| sighting);
+        let bytes = read.len() + to.len() + notes.len() + response.len() + sighting.len();
+        // Mostly the whole value is the one that was read: the script need then neither look into it nor send it back.
+        let whole = self.amended().map(|amended| (value::encode(&self.read), value::encode(&amended)));
+        let whole_bytes = whole.as_ref().map_or(0, |(read, amended)| read.len() + amended.len());
+        let mut cmd = AMEND.call(call, self.slot.as_bytes(), 7, bytes + whole_bytes);
+        cmd.arg(read).arg(to).arg(notes).arg(response).arg(sighting);
+        if let Some((read, amended)) = whole {
+            cmd.arg(read).arg(amended);
+        }
+        cmd
+    }
+
+    fn read_reply(&self, reply: Value) -> Result<Amended, RedisError> {
+        if reply == Value::Int(1) {
+            let amended = self.amended().ok_or_else(unexpected_reply)?;
+            return Ok(Amended::Done(Box::new(Record { response: None, ..amended })));
+        }
+        let Value::Array(values) = reply else { return found(reply).map(Amended::Moved) };
+        only_record(values).map(Amended::Done)
+    }
+}
+
+/// The longest stored response that is sent a second time so that values can be compared whole, in bytes.
+const WHOLE_RESPONSE_MAX_BYTES: usize = 1_024;
+
+trait Whole {
+    /// What stands after it where `read` stood; `None` where it is too long to be sent again.
+    fn amended(&self) -> Option<Record>;
+}
+
+impl Whole for Amend {
+    fn amended(&self) -> Option<Record> {
+        let is_long = |response: &Option<StoredResponse>| {
+            response.as_ref().is_some_and(|response| response.body.len() > WHOLE_RESPONSE_MAX_BYTES)
+        };
+        if is_long(&self.read.response) || is_long(&self.to.response) {
+            return None;
+        }
+        let mut amended = self.read.clone();
+        transition::apply(&mut amended, &self.to, self.sighting.as_ref());
+        Some(amended)
     }
 }
 
@@ -246,6 +305,14 @@ fn found(reply: Value) -> Result<Found, RedisError> {
     }
 }
 
+/// The record that a script replies in a list, to tell it from what stands there and was not changed.
+fn only_record(mut values: Vec<Value>) -> Result<Box<Record>, RedisError> {
+    match (values.pop().map(found), values.is_empty()) {
+        (Some(Ok(Found::Record(record))), true) => Ok(record),
+        (Some(_) | None, _) => Err(unexpected_reply()),
+    }
+}
+
 fn swapped(reply: Value) -> Result<Swapped, RedisError> {
     if reply == Value::Int(1) { Ok(Swapped::Done) } else { found(reply).map(Swapped::Moved) }
 }
@@ -253,6 +320,23 @@ fn swapped(reply: Value) -> Result<Swapped, RedisError> {
 /// The first bytes of a value that `guard` holds for, in `state`.
 fn identity(guard: &Guard, state: State) -> [u8; IDENTITY_LEN] {
     value::identity(state, guard.registration_id, guard.attempt, guard.nonce)
+}
+
+/// A sighting as scripts take it: its time, then its payload hash.
+fn sighting(at: Timestamp, payload: &PayloadHash) -> [u8; 38] {
+    let mut sighting = [0; 38];
+    sighting[..6].copy_from_slice(&value::encode_time(at));
+    sighting[6..].copy_from_slice(payload.as_bytes());
+    sighting
+}
+
+/// A claim part as the script takes it: as in a value, but that it always says when the record was won.
+fn claim_part(record: &Record) -> Vec<u8> {
+    let claim = value::encode_claim(record);
+    let (flags, sections) = claim.split_at(1);
+    let won_at = value::encode_time(record.won_at);
+    let lease_and_take_over = if record.won_at == record.first_seen_at { sections } else { &sections[won_at.len()..] };
+    [&identity(&Guard::of(record), record.state), flags, &won_at, lease_and_take_over].concat()
 }
 
 /// The response section's length: type with its length, body with its length.

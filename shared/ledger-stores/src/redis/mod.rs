@@ -17,8 +17,10 @@ use std::fmt;
 use ::redis::{ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 use async_trait::async_trait;
 use futures::future::join_all;
-use ledger_domain::ports::{Begin, Begun, Count, Heal, HotHealth, HotTier, Release, Replace, Settle, StoreError};
-use ledger_domain::transition::{Counted, Found, Swapped};
+use ledger_domain::ports::{
+    Amend, Begin, Begun, Count, Heal, HotHealth, HotTier, Release, Replace, Settle, StoreError,
+};
+use ledger_domain::transition::{Amended, Counted, Found, Swapped};
 use ledger_domain::{Slot, Timestamp};
 
 use self::command::Command;
@@ -219,6 +221,10 @@ impl HotTier for RedisHotTier {
     }
 
     async fn replace(&self, requests: &[Replace]) -> Vec<Result<Swapped, StoreError>> {
+        self.all(requests).await
+    }
+
+    async fn amend(&self, requests: &[Amend]) -> Vec<Result<Amended, StoreError>> {
         self.all(requests).await
     }
 

@@ -11,8 +11,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use ledger_domain::claim::{Act, ClaimId};
 use ledger_domain::ports::{
-    ClaimRow, ColdLedger, HistoryPage, HistoryQuery, LiveCursor, Persisted, Registered, StoreError,
+    ActedCold, ClaimRow, ColdLedger, HistoryPage, HistoryQuery, LiveCursor, Persisted, Registered, StoreError, Together,
 };
 use ledger_domain::{Fact, PayloadHash, Record, Subject, Tenant, Timestamp};
 use sqlx::sqlite::{
@@ -64,6 +65,18 @@ impl SqliteLedger {
     async fn begin(&self, operation: &'static str) -> Result<Transaction<'static, Sqlite>, StoreError> {
         self.pool.begin_with("BEGIN IMMEDIATE").await.map_err(|e| StoreError::did_not_happen(operation, e))
     }
+
+    /// What stands under each key inside its window, as of one moment.
+    async fn standing_together(&self, wanted: &[(Subject, Record)]) -> Result<Vec<Option<Record>>, sqlx::Error> {
+        let mut tx = self.pool.begin().await?;
+        let mut found = Vec::with_capacity(wanted.len());
+        for (subject, record) in wanted {
+            let standing = write::read_claim(&mut tx, subject).await?;
+            found.push(standing.filter(|standing| !standing.is_over(record.first_seen_at)));
+        }
+        tx.rollback().await?;
+        Ok(found)
+    }
 }
 
 #[async_trait]
@@ -100,6 +113,53 @@ impl ColdLedger for SqliteLedger {
             Ok(found)
         };
         work.await.map_err(|e| map(OPERATION, e))
+    }
+
+    async fn register_together(
+        &self,
+        wanted: &[(Subject, Record)],
+        replay_seconds: u64,
+    ) -> Result<Together, StoreError> {
+        const OPERATION: &str = "register together in the embedded cold ledger";
+        let mut tx = self.begin(OPERATION).await?;
+        let work = async {
+            let mut all = Vec::with_capacity(wanted.len());
+            for (subject, record) in wanted {
+                match write::register(&mut tx, subject, record, won_after(record, replay_seconds)).await? {
+                    Registered::Ours(record) => all.push(*record),
+                    Registered::Theirs(_) => {
+                        tx.rollback().await?;
+                        return self.standing_together(wanted).await.map(Together::None);
+                    }
+                }
+            }
+            tx.commit().await?;
+            Ok(Together::All(all))
+        };
+        work.await.map_err(|e| map(OPERATION, e))
+    }
+
+    async fn act(
+        &self,
+        subject: &Subject,
+        claim: &ClaimId,
+        act: &Act,
+        now: Timestamp,
+    ) -> Result<ActedCold, StoreError> {
+        const OPERATION: &str = "act on a claim in the embedded cold ledger";
+        let mut tx = self.begin(OPERATION).await?;
+        let work = async {
+            let acted = write::act(&mut tx, subject, claim, act, now).await?;
+            tx.commit().await?;
+            Ok(acted)
+        };
+        work.await.map_err(|e| map(OPERATION, e))
+    }
+
+    async fn standing(&self, subject: &Subject) -> Result<Option<Record>, StoreError> {
+        const OPERATION: &str = "read a live row of the embedded cold ledger";
+        let mut conn = self.pool.acquire().await.map_err(|e| StoreError::did_not_happen(OPERATION, e))?;
+        write::read_claim(&mut conn, subject).await.map_err(|e| map(OPERATION, e))
     }
 
     async fn persist(&self, facts: &[Fact], now: Timestamp) -> Result<Persisted, StoreError> {

@@ -3,13 +3,13 @@
 use ledger_domain::ports::{ClaimRow, HistoryRow};
 use ledger_domain::{
     ContentType, Drift, MessageKey, Nonce, PayloadHash, Record, RegistrationId, Scope, SourceService, State,
-    StoredResponse, Subject, Timestamp,
+    StoredResponse, Subject, Timestamp, Trail,
 };
 use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Row, Sqlite};
 
-use crate::cold::{column, damaged};
+use crate::cold::{column, damaged, ended, read_trail};
 
 type SqliteQuery<'q> = Query<'q, Sqlite, SqliteArguments>;
 
@@ -18,7 +18,7 @@ pub(super) fn bind_subject<'q>(query: SqliteQuery<'q>, subject: &Subject) -> Sql
     query.bind(subject.scope.to_string()).bind(subject.key.to_string()).bind(subject.key.is_parts())
 }
 
-/// Binds a row's columns: parameters 1 to 19.
+/// Binds a row's columns: parameters 1 to 22.
 pub(super) fn bind_row<'q>(query: SqliteQuery<'q>, subject: &Subject, record: &Record) -> SqliteQuery<'q> {
     bind_subject(query, subject)
         .bind(record.payload_hash.as_bytes().to_vec())
@@ -37,6 +37,9 @@ pub(super) fn bind_row<'q>(query: SqliteQuery<'q>, subject: &Subject, record: &R
         .bind(record.drift.map(|drift| drift.last_hash.as_bytes().to_vec()))
         .bind(record.drift.map(|drift| drift.last_at.as_millis()))
         .bind(record.response.as_ref().map(|response| response.content_type.to_string()))
+        .bind(record.attempt_source.as_ref().map(ToString::to_string))
+        .bind(record.ended.as_ref().map(|ended| ended.at.as_millis()))
+        .bind(record.ended.as_ref().and_then(|ended| ended.reason.as_ref().map(ToString::to_string)))
 }
 
 /// Reads a time.
@@ -71,6 +74,8 @@ pub(super) fn record(row: &SqliteRow) -> Result<Record, sqlx::Error> {
     };
     let source_service: Option<&str> = row.try_get("source_service")?;
     let lease_ends_at: Option<i64> = row.try_get("lease_ends_at")?;
+    let attempt_source: Option<&str> = row.try_get("attempt_source_service")?;
+    let ended_at = row.try_get::<Option<i64>, _>("ended_at")?.map(time).transpose()?;
     Ok(Record {
         registration_id: RegistrationId::from_bytes(bytes(row, "registration_id")?),
         state: State::parse(row.try_get("state")?).ok_or_else(|| damaged("state"))?,
@@ -86,6 +91,8 @@ pub(super) fn record(row: &SqliteRow) -> Result<Record, sqlx::Error> {
         drift,
         lease_ends_at: lease_ends_at.map(time).transpose()?,
         response: None,
+        attempt_source: column("attempt_source_service", attempt_source.map(SourceService::parse).transpose())?,
+        ended: ended(ended_at, row.try_get("fail_reason")?)?,
         undurable: false,
         take_over: None,
     })
@@ -103,11 +110,16 @@ pub(super) fn claim_row(row: &SqliteRow) -> Result<ClaimRow, sqlx::Error> {
     Ok(ClaimRow { subject: subject(row)?, record: Record { response, ..record(row)? } })
 }
 
+/// Reads the trail of a row of `dedup_ledger`.
+pub(super) fn trail(row: &SqliteRow) -> Result<Trail, sqlx::Error> {
+    read_trail(row.try_get("attempts")?)
+}
+
 /// Reads a row of `dedup_ledger`.
 pub(super) fn history_row(row: &SqliteRow) -> Result<HistoryRow, sqlx::Error> {
     let false_new_of = match row.try_get::<Option<&[u8]>, _>("false_new_of")? {
         None => None,
         Some(id) => Some(RegistrationId::from_bytes(column("false_new_of", id.try_into())?)),
     };
-    Ok(HistoryRow { subject: subject(row)?, record: record(row)?, false_new_of })
+    Ok(HistoryRow { subject: subject(row)?, record: record(row)?, trail: trail(row)?, false_new_of })
 }

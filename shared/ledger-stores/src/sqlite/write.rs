@@ -1,12 +1,14 @@
 //! Writing, inside a transaction that holds the write lock.
 
-use ledger_domain::ports::Registered;
-use ledger_domain::{Record, Subject, Timestamp};
+use ledger_domain::claim::{Act, ClaimId};
+use ledger_domain::ports::{ActedCold, Registered};
+use ledger_domain::transition::{self, Acted};
+use ledger_domain::{Attempt, Record, State, Subject, TakeOver, Timestamp, Trail};
 use sha2::{Digest as _, Sha256};
 use sqlx::SqliteConnection;
 
-use super::row::{bind_row, bind_subject, claim_row, record as read_record};
-use crate::cold::{Coalesced, WINDOW_MAX_MS, is_own};
+use super::row::{bind_row, bind_subject, claim_row, record as read_record, trail as read_trail};
+use crate::cold::{Coalesced, Told, WINDOW_MAX_MS, is_own, stored_trail};
 
 /// The registering step, as PostgreSQL's statement does it.
 pub(super) async fn register(
@@ -15,12 +17,20 @@ pub(super) async fn register(
     wanted: &Record,
     won_after: Timestamp,
 ) -> Result<Registered, sqlx::Error> {
-    if let Some(standing) = sight_standing(conn, subject, wanted, won_after).await? {
-        return Ok(standing);
+    let now = wanted.first_seen_at;
+    let Some(standing) = read_claim(conn, subject).await?.filter(|standing| !standing.is_over(now)) else {
+        write(conn, subject, wanted).await?;
+        return Ok(Registered::Ours(Box::new(wanted.clone())));
+    };
+    if is_own(&standing, wanted, won_after) {
+        return Ok(Registered::Ours(Box::new(standing)));
     }
-    write_claim(conn, subject, wanted).await?;
-    merge_history(conn, subject, wanted).await?;
-    Ok(Registered::Ours(Box::new(wanted.clone())))
+    if is_open(&standing, now) {
+        let taken = take_over(&standing, wanted);
+        write(conn, subject, &taken).await?;
+        return Ok(Registered::Ours(Box::new(taken)));
+    }
+    count(conn, subject, standing, wanted).await
 }
 
 /// Counts a sighting on the registration that stands in its window, unless it is this check's own.
@@ -37,24 +47,78 @@ pub(super) async fn sight_standing(
     if is_own(&standing, sighted, won_after) {
         return Ok(Some(Registered::Ours(Box::new(standing))));
     }
-    let mut counted = standing;
-    counted.sight(now, &sighted.payload_hash);
-    write_claim(conn, subject, &counted).await?;
-    merge_history(conn, subject, &counted).await?;
-    Ok(Some(Registered::Theirs(Box::new(counted))))
+    count(conn, subject, standing, sighted).await.map(Some)
+}
+
+async fn count(
+    conn: &mut SqliteConnection,
+    subject: &Subject,
+    mut standing: Record,
+    sighted: &Record,
+) -> Result<Registered, sqlx::Error> {
+    standing.sight(sighted.first_seen_at, &sighted.payload_hash);
+    write(conn, subject, &standing).await?;
+    Ok(Registered::Theirs(Box::new(standing)))
+}
+
+/// Whether the next check may take a claim over: it failed, or its lease is over.
+fn is_open(standing: &Record, now: Timestamp) -> bool {
+    match standing.state {
+        State::Failed => true,
+        State::InProgress => !standing.is_leased(now),
+        State::Pending | State::Registered | State::Resolved => false,
+    }
+}
+
+fn take_over(standing: &Record, wanted: &Record) -> Record {
+    let window_ends_at = standing.window_ends_at;
+    let take_over = TakeOver {
+        deadline: window_ends_at,
+        attempt: standing.next_attempt(),
+        nonce: wanted.nonce,
+        won_at: wanted.won_at,
+        lease_ends_at: wanted.lease_ends_at.map(|lease| lease.min(window_ends_at)),
+    };
+    standing.taken_over(&take_over, &wanted.payload_hash, wanted.source_service.as_ref())
+}
+
+/// An act of a claim's holder, by the domain's own rules, durable when the transaction is.
+pub(super) async fn act(
+    conn: &mut SqliteConnection,
+    subject: &Subject,
+    claim: &ClaimId,
+    act: &Act,
+    now: Timestamp,
+) -> Result<ActedCold, sqlx::Error> {
+    let Some(standing) = read_claim(conn, subject).await? else { return Ok(ActedCold::Unchanged(None)) };
+    match transition::act(&standing, claim, act, now) {
+        Acted::Changed(changed) => {
+            let done = Record { undurable: false, ..*changed };
+            write(conn, subject, &done).await?;
+            Ok(ActedCold::Done(Box::new(done)))
+        }
+        Acted::Stands | Acted::Pending | Acted::Refused(_) => Ok(ActedCold::Unchanged(Some(Box::new(standing)))),
+    }
+}
+
+/// Writes what now stands: the claim, and merged into history with its attempt. The attempt before it is in history already,
+/// which has every row that `dedup_claim` ever had.
+async fn write(conn: &mut SqliteConnection, subject: &Subject, record: &Record) -> Result<(), sqlx::Error> {
+    write_claim(conn, subject, record).await?;
+    merge_history(conn, subject, record, &Trail::of(Attempt::of(record))).await.map(drop)
 }
 
 /// Merges one key's registrations into both tables. Gives the live row, and how many false NEWs were found.
 pub(super) async fn persist(conn: &mut SqliteConnection, key: &Coalesced<'_>) -> Result<(Record, u64), sqlx::Error> {
     let mut live = read_claim(conn, key.subject).await?;
     let mut false_new = 0;
-    for record in &key.records {
+    for Told { record, trail } in &key.registrations {
         match &mut live {
             Some(standing) if standing.registration_id == record.registration_id => standing.merge(record),
             Some(standing) if standing.standing() > record.standing() => {}
             Some(_) | None => live = Some(record.clone()),
         }
-        let merged = merge_history(conn, key.subject, record).await?;
+        let merged = merge_history(conn, key.subject, record, trail).await?;
         false_new += link(conn, key.subject, &merged).await?;
     }
     let live = live.ok_or(sqlx::Error::RowNotFound)?;
@@ -62,7 +126,8 @@ pub(super) async fn persist(conn: &mut SqliteConnection, key: &Coalesced<'_>) ->
     Ok((live, false_new))
 }
 
-async fn read_claim(conn: &mut SqliteConnection, subject: &Subject) -> Result<Option<Record>, sqlx::Error> {
+/// The live row of a key, whatever its window.
+pub(super) async fn read_claim(conn: &mut SqliteConnection, subject: &Subject) -> Result<Option<Record>, sqlx::Error> {
     let read = sqlx::query("SELECT * FROM dedup_claim WHERE scope = ?1 AND key = ?2 AND key_is_parts = ?3");
     let row = bind_subject(read, subject).fetch_optional(conn).await?;
     row.map(|row| claim_row(&row).map(|claim| claim.record)).transpose()
@@ -72,16 +137,23 @@ async fn write_claim(conn: &mut SqliteConnection, subject: &Subject, record: &Re
     let write = sqlx::query(
         "INSERT OR REPLACE INTO dedup_claim (scope, key, key_is_parts, payload_sha256, source_service, first_seen_at, \
          last_seen_at, retry_count, registration_id, nonce, window_ends_at, state, attempt, won_at, lease_ends_at, \
-         drift_count, drift_last_sha256, drift_last_at, response_content_type, response_body) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)",
+         drift_count, drift_last_sha256, drift_last_at, response_content_type, attempt_source_service, ended_at, \
+         fail_reason, response_body) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, \
+         ?23)",
     );
     let body = record.response.as_ref().map(|response| response.body.clone());
     bind_row(write, subject, record).bind(body).execute(conn).await.map(drop)
 }
 
-/// Merges a record into its row of history, and gives the row as it is now. It has no response: of that history keeps
+/// Merges a record and its attempts into its row of history, and gives the row as it is now. It has no response: of that history keeps
 /// what proves it.
-async fn merge_history(conn: &mut SqliteConnection, subject: &Subject, record: &Record) -> Result<Record, sqlx::Error> {
+async fn merge_history(
+    conn: &mut SqliteConnection,
+    subject: &Subject,
+    record: &Record,
+    trail: &Trail,
+) -> Result<Record, sqlx::Error> {
     let read = sqlx::query(
         "SELECT * FROM dedup_ledger WHERE scope = ?1 AND key = ?2 AND key_is_parts = ?3 \
          AND first_seen_at = ?4 AND registration_id = ?5",
@@ -93,17 +165,22 @@ async fn merge_history(conn: &mut SqliteConnection, subject: &Subject, record: &
         .await?;
     let mut merged = row.as_ref().map_or_else(|| Ok(record.clone()), read_record)?;
     merged.merge(record);
+    let mut attempts = row.as_ref().map_or_else(|| Ok(Trail::default()), read_trail)?;
+    attempts.merge(trail);
     // The answer kept first stands, as in the domain's merge.
     let write = sqlx::query(
         "INSERT INTO dedup_ledger AS t (scope, key, key_is_parts, payload_sha256, source_service, first_seen_at, \
          last_seen_at, retry_count, registration_id, nonce, window_ends_at, state, attempt, won_at, lease_ends_at, \
-         drift_count, drift_last_sha256, drift_last_at, response_content_type, response_sha256, response_length) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21) \
+         drift_count, drift_last_sha256, drift_last_at, response_content_type, attempt_source_service, ended_at, \
+         fail_reason, response_sha256, response_length, attempts) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, \
+         ?23, ?24, ?25) \
          ON CONFLICT (scope, key, key_is_parts, first_seen_at, registration_id) DO UPDATE SET \
          source_service = excluded.source_service, last_seen_at = excluded.last_seen_at, \
          retry_count = excluded.retry_count, nonce = excluded.nonce, window_ends_at = excluded.window_ends_at, \
          state = excluded.state, attempt = excluded.attempt, won_at = excluded.won_at, \
-         lease_ends_at = excluded.lease_ends_at, drift_count = excluded.drift_count, \
+         lease_ends_at = excluded.lease_ends_at, attempt_source_service = excluded.attempt_source_service, \
+         ended_at = excluded.ended_at, fail_reason = excluded.fail_reason, attempts = excluded.attempts, drift_count = excluded.drift_count, \
          drift_last_sha256 = excluded.drift_last_sha256, drift_last_at = excluded.drift_last_at, \
          response_content_type = coalesce(t.response_content_type, excluded.response_content_type), \
          response_sha256 = coalesce(t.response_sha256, excluded.response_sha256), \
@@ -113,6 +190,7 @@ async fn merge_history(conn: &mut SqliteConnection, subject: &Subject, record: &
     bind_row(write, subject, &merged)
         .bind(body.map(|body| Sha256::digest(body).to_vec()))
         .bind(body.map(|body| i64::try_from(body.len()).unwrap_or(i64::MAX)))
+        .bind(stored_trail(&attempts))
         .execute(conn)
         .await?;
     Ok(merged)

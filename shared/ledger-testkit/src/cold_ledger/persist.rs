@@ -3,20 +3,20 @@
 
 use std::collections::BTreeMap;
 
-use ledger_domain::ports::{ColdLedger, Persisted, StoreError};
+use ledger_domain::ports::{Persisted, StoreError};
 use ledger_domain::{
-    ContentType, Fact, Nonce, PayloadHash, Record, SourceService, State, StoredResponse, Subject, Timestamp,
+    Attempt, Ended, Fact, FailReason, Nonce, PayloadHash, Record, SourceService, State, StoredResponse, Timestamp,
+    Trail,
 };
 use proptest::prelude::*;
 
 use super::model::{batches, random_cases};
-use super::{Place, REPLAY_SECONDS, drift, fact, history, live, now, ours, registration, subject, theirs};
+use super::{
+    Place, REPLAY_SECONDS, assert_stands, attempt, drift, fact, history, live, now, ours, registration, response,
+    service, subject, theirs,
+};
 
 const DAY_SECONDS: u64 = 86_400;
-
-fn response(body: &[u8]) -> StoredResponse {
-    StoredResponse { content_type: ContentType::parse("application/xml").expect("a type"), body: body.to_vec() }
-}
 
 /// A claim's life as its facts tell it: won, seen twice, failed, taken over, resolved.
 fn life() -> Vec<Record> {
@@ -55,17 +55,11 @@ fn merged(records: &[Record]) -> Record {
     merged
 }
 
-async fn assert_stands(ledger: &dyn ColdLedger, key: &Subject, record: &Record) {
-    assert_eq!(live(ledger, key, now()).await.as_ref(), Some(record), "{key:?}");
-    let rows = history(ledger, key).await;
-    let of_history: Vec<_> = rows.into_iter().map(|row| row.record).collect();
-    assert_eq!(of_history, [Record { response: None, ..record.clone() }], "{key:?}");
-}
-
 /// In order, reversed, each twice, one by one or all at once: one row, as the domain merges it.
 pub async fn facts_merge_in_any_order_and_however_often(place: Place) {
     let life = life();
     let expected = merged(&life);
+    let trail = Trail::of(life.iter().filter_map(Attempt::of));
     let reversed: Vec<_> = life.iter().rev().cloned().collect();
     let twice: Vec<_> = reversed.iter().chain(&life).cloned().collect();
     for (name, records) in [("in order", &life), ("reversed", &reversed), ("twice", &twice)] {
@@ -76,7 +70,7 @@ pub async fn facts_merge_in_any_order_and_however_often(place: Place) {
                 let persisted = place.a.persist(&facts, now()).await.expect("persisted");
                 assert_eq!((persisted.claims.len(), persisted.false_new), (1, 0));
             }
-            assert_stands(&*place.b, &key, &expected).await;
+            assert_stands(&*place.b, &key, &expected, trail.attempts()).await;
         }
     }
 }
@@ -130,7 +124,7 @@ pub async fn a_fact_counts_on_what_was_registered_here(place: Place) {
     theirs(place.a.register(&key, &registration(2, now(), 60), REPLAY_SECONDS).await.expect("a repeat"));
     let persisted = place.b.persist(&[fact(&key, &first)], now()).await.expect("persisted");
     assert_eq!(persisted.claims[0].record, Record { retry_count: 1, ..first.clone() });
-    assert_stands(&*place.b, &key, &Record { retry_count: 1, ..first }).await;
+    assert_stands(&*place.b, &key, &Record { retry_count: 1, ..first }, &[]).await;
 }
 
 /// Facts may wait for two weeks: a window that is over by then is still part of what happened.
@@ -159,11 +153,16 @@ pub async fn every_field_is_kept_to_the_letter(place: Place) {
         drift: Some(drift(u32::MAX, [0; 32], Timestamp::MAX)),
         lease_ends_at: Some(Timestamp::MIN),
         response: Some(response(b"")),
+        attempt_source: Some(service(&"\u{e8}".repeat(20))),
+        ended: Some(Ended {
+            at: Timestamp::MAX,
+            reason: Some(FailReason::parse(&"\u{1d11e}\"\\".repeat(33)).expect("a reason")),
+        }),
         ..registration(u64::MAX, month_end, 366 * DAY_SECONDS)
     };
     let persisted = place.a.persist(&[fact(&key, &full)], now()).await.expect("persisted");
     assert_eq!(persisted.claims[0].record, full);
-    assert_stands(&*place.b, &key, &full).await;
+    assert_stands(&*place.b, &key, &full, &[attempt(&full)]).await;
 }
 
 /// No month is made for a first sighting more than 400 days ago or 2 days ahead: the call is refused, with all it carried.
@@ -195,7 +194,7 @@ pub async fn what_no_caller_can_have_sent_is_refused_and_nothing_is_written(plac
     let empty = registration(1, now(), 0);
     for (name, record) in [("a pending", pending), ("b endless", endless), ("h empty", empty)] {
         // The good key comes between them in order, so that a writer without a transaction would be found out.
-        let bad = Fact { subject: subject("t1:as4", name), record };
+        let bad = Fact { subject: subject("t1:as4", name), record, before: None };
         let facts = [fact(&good, &registration(9, now(), 60)), bad];
         let refused = place.a.persist(&facts, now()).await;
         assert!(matches!(refused, Err(StoreError::Rejected { .. })), "{name}: {refused:?}");
@@ -253,7 +252,7 @@ pub async fn writers_of_the_same_keys_do_not_stop_each_other(place: Place) {
     }
     writers.join_all().await;
     for key in &keys {
-        assert_stands(&*place.a, key, &Record { retry_count: 7, ..registration(1, now(), 60) }).await;
+        assert_stands(&*place.a, key, &Record { retry_count: 7, ..registration(1, now(), 60) }, &[]).await;
     }
 }
 

@@ -146,20 +146,6 @@ pub async fn counts_stop_at_the_greatest_number(place: Place) {
     assert_eq!(history(&*place.a, &key).await[0].record, counted);
 }
 
-/// Whether another check may take a claim over is the domain's to say: it is shown the record as it stands.
-pub async fn failed_and_lapsed_claims_come_back_as_they_are(place: Place) {
-    let lapsed =
-        Record { state: State::InProgress, lease_ends_at: Some(now().plus_millis(1)), ..registration(1, now(), 60) };
-    let failed = Record { state: State::Failed, ..lapsed.clone() };
-    for (name, record) in [("lapsed", lapsed), ("failed", failed)] {
-        let key = subject("t1:as4", name);
-        place.a.persist(&[fact(&key, &record)], now()).await.expect("persisted");
-        let at = now().plus_seconds(1);
-        let found = place.b.register(&key, &registration(2, at, 60), REPLAY_SECONDS).await.expect("an answer");
-        assert_eq!(theirs(found), Record { retry_count: 1, last_seen_at: at, ..record });
-    }
-}
-
 /// `["a","b"]` as a text and as a tuple are two keys.
 pub async fn a_text_and_a_tuple_of_the_same_text_are_two_keys(place: Place) {
     let tuple = Subject { key: MessageKey::parts(&["a", "b"]).expect("parts"), ..subject("t1:x12", "k") };

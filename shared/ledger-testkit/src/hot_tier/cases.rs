@@ -5,18 +5,19 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures::future::join_all;
-use ledger_domain::ports::{Begin, Begun, Count, Heal, HotTier, Release, Replace};
-use ledger_domain::transition::{Counted, Found, Guard, Swapped};
+use ledger_domain::ports::{Amend, Begin, Begun, Count, Heal, HotTier, Release, Replace};
+use ledger_domain::transition::{Amended, Counted, Found, Guard, Swapped};
 use ledger_domain::{
-    Drift, EPSILON_MS, Nonce, PayloadHash, Record, Slot, SourceService, State, TakeOver, Timestamp, value,
+    Drift, EPSILON_MS, Ended, FailReason, Nonce, PayloadHash, Record, Slot, SourceService, State, TakeOver, Timestamp,
+    value,
 };
 
 use super::{Place, TTL_MS, begin, hash, only, pending, read, response, settle, slot};
 
-const MANY: u8 = 200;
+pub(super) const MANY: u8 = 200;
 
 /// What `step` makes of each number below [`MANY`], all at once, in turns on both handles.
-async fn at_once<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
+pub(super) async fn at_once<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     place: &Place,
     step: impl Fn(Arc<dyn HotTier>, u8) -> F,
 ) -> Vec<T> {
@@ -27,7 +28,13 @@ async fn at_once<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     join_all(tasks).await.into_iter().map(|task| task.expect("no task panics")).collect()
 }
 
-async fn count(tier: &dyn HotTier, slot: Slot, read: &Record, now: Timestamp, payload: PayloadHash) -> Counted {
+pub(super) async fn count(
+    tier: &dyn HotTier,
+    slot: Slot,
+    read: &Record,
+    now: Timestamp,
+    payload: PayloadHash,
+) -> Counted {
     only(tier.count(&[Count { slot, guard: Guard::of(read), now, payload, read: read.clone() }]).await)
 }
 
@@ -184,6 +191,9 @@ pub async fn unreadable_values_stand_whatever_is_asked(place: &Place) {
         let counted = count(tier, slot, &whole, now, hash(9)).await;
         assert_eq!(counted, Counted::Moved(Found::Unreadable), "{n}");
         assert_eq!(replace(tier, slot, guard, &whole).await, Swapped::Moved(Found::Unreadable), "{n}");
+        let (read, to) = (whole.clone(), whole.confirmed());
+        let amended = only(tier.amend(&[Amend { slot, read, to, sighting: None }]).await);
+        assert_eq!(amended, Amended::Moved(Found::Unreadable), "{n}");
         let () = only(tier.release(&[Release { slot, guard }]).await);
         assert!(!only(tier.heal(&[Heal { slot, row: whole.confirmed() }]).await), "{n}");
         assert_eq!(place.raw.get(slot).await, before, "{n}");
@@ -207,6 +217,8 @@ pub async fn each_byte_is_judged_as_the_decoder_does(place: &Place) {
         }),
         source_service: Some(SourceService::parse(text).expect("valid")),
         response: Some(response(3)),
+        attempt_source: Some(SourceService::parse("s\u{e4}").expect("valid")),
+        ended: Some(Ended { at: now, reason: Some(FailReason::parse("r\u{20ac}").expect("valid")) }),
         ..pending(now, 1).confirmed()
     };
     let bytes = value::encode(&whole);
@@ -355,11 +367,13 @@ pub async fn a_read_never_registers(place: &Place) {
 pub async fn a_stored_response_is_kept_and_counted_over(place: &Place) {
     let (now, slot) = (place.now().await, slot("response", 0));
     let response = Some(response(ledger_domain::StoredResponse::MAX_BYTES));
-    let mut record = Record { state: State::Resolved, response, ..pending(now, 1) };
+    let ended_at = |at: Timestamp| Some(Ended { at, reason: None });
+    let mut record = Record { state: State::Resolved, response, ended: ended_at(now), ..pending(now, 1) };
     place.settled(slot, &record).await;
-    let first_read = record.clone();
-    for (seen_fresh, payload) in [(true, 1), (true, 2), (false, 1), (false, 3), (true, 4)] {
-        let seen = if seen_fresh { record.clone() } else { first_read.clone() };
+    // What differs at first is in what follows the response alone, and is of the same length.
+    let stale = Record { ended: ended_at(now.plus_millis(1)), ..record.clone() };
+    for (seen_fresh, payload) in [(false, 1), (true, 1), (true, 2), (false, 1), (false, 3), (true, 4)] {
+        let seen = if seen_fresh { record.clone() } else { stale.clone() };
         record.sight(now, &hash(payload));
         let counted = count(&*place.first, slot, &seen, now, hash(payload)).await;
         assert!(counted == Counted::Counted(Box::new(record.clone())), "payload {payload}");

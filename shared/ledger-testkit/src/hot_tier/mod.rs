@@ -10,6 +10,7 @@
 
 mod batches;
 mod cases;
+mod claims;
 mod random;
 mod raw;
 
@@ -24,6 +25,7 @@ use ledger_domain::{
 
 pub use batches::*;
 pub use cases::*;
+pub use claims::*;
 pub use random::random_operations_do_what_the_model_does;
 pub use raw::{MemoryRaw, Raw, RawAccess, RedisRaw};
 
@@ -84,6 +86,17 @@ macro_rules! hot_tier_suite {
             what_is_past_its_end_is_absent
             a_read_never_registers
             a_stored_response_is_kept_and_counted_over
+            a_claims_steps_leave_all_else_as_it_is
+            an_amend_loses_no_sighting_counted_in_between
+            one_of_100_concurrent_take_overs_is_laid_and_counts_beside_them_stay
+            a_lease_renewed_in_between_makes_a_take_over_moved
+            amending_twice_is_done_twice_and_counts_once
+            an_amend_of_what_moved_or_is_absent_writes_nothing
+            an_amend_keeps_the_expiry
+            an_amend_leaves_damaged_values
+            texts_are_bounded_as_the_decoder_has_it
+            amends_in_a_batch_take_effect_in_order
+            heal_writes_over_its_own_take_over_and_keeps_what_was_counted
             a_batch_of_100_answers_in_order
             repeats_of_a_slot_in_a_batch_take_effect_in_order
             an_items_failure_to_swap_is_its_own
@@ -129,6 +142,8 @@ fn pending(now: Timestamp, n: u8) -> Record {
         drift: None,
         lease_ends_at: None,
         response: None,
+        attempt_source: None,
+        ended: None,
         undurable: false,
         take_over: None,
     }

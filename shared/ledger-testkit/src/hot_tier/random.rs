@@ -3,28 +3,32 @@
 
 use std::collections::HashMap;
 
-use ledger_domain::ports::{Begin, Begun, Count, Entropy as _, Heal, HotTier, Release, Replace, Settle};
-use ledger_domain::transition::{self, Counted, Found, Guard};
+use ledger_domain::ports::{Amend, Begin, Begun, Count, Entropy as _, Heal, HotTier, Release, Replace, Settle};
+use ledger_domain::transition::{self, Counted, Found, Guard, Sighting};
 use ledger_domain::{
-    ContentType, Drift, Nonce, Record, RegistrationId, Slot, SourceService, State, StoredResponse, TakeOver, Timestamp,
-    value,
+    ContentType, Drift, Ended, FailReason, Nonce, Record, RegistrationId, Slot, SourceService, State, StoredResponse,
+    TakeOver, Timestamp, value,
 };
 
-use super::{Place, TTL_MS, hash, only, slot};
+use super::{Place, hash, only, slot};
 use crate::clock::SeededEntropy;
+use crate::faulty;
 
-const SEEDS: [u64; 3] = [1, 20_260_731, 0xDEAD_BEEF];
+/// How many seeds, where the run does not say.
+const RUNS: u64 = 4;
 const STEPS: u32 = 400;
 const SLOTS: u64 = 3;
+/// Longer than a seed's steps take.
+const TTL_MS: u64 = 3_600_000;
 
 /// What stands under each slot, as bytes.
 type Model = HashMap<Slot, Vec<u8>>;
 
-/// After every step the outcome and the value are those of the model. A failure names seed and step.
+/// After every step the outcome and the value are those of the model. A failure names seed and step. The first seeds are fixed,
+/// one is new each time; [`faulty::SEED_VARIABLE`] is that one instead, [`faulty::RUNS_VARIABLE`] is how many there are.
 pub async fn random_operations_do_what_the_model_does(place: &Place) {
-    let now = place.now().await;
-    for seed in SEEDS {
-        let draw = Draw { entropy: SeededEntropy::new(seed), now };
+    for seed in (1..faulty::runs(RUNS)).chain([faulty::seed()]) {
+        let draw = Draw { entropy: SeededEntropy::new(seed), now: place.now().await };
         let mut model = Model::new();
         for step in 0..STEPS {
             let slot = slot(&format!("random-{seed}"), draw.entropy.below(SLOTS));
@@ -40,7 +44,7 @@ async fn take_step(place: &Place, tier: &dyn HotTier, draw: &Draw, model: &mut M
     let standing = found(model, slot);
     let record = draw.record();
     let guard = draw.guard(&standing);
-    match draw.entropy.below(9) {
+    match draw.entropy.below(14) {
         0 | 1 => {
             let begun = only(tier.begin(&[Begin { slot, pending: record.clone(), ttl_ms: TTL_MS }]).await);
             let expected = match transition::begin(standing, &record) {
@@ -83,13 +87,21 @@ async fn take_step(place: &Place, tier: &dyn HotTier, draw: &Draw, model: &mut M
                     model.remove(&slot);
                 }
             } else {
-                let mut row = record;
-                (row.registration_id, row.attempt, row.nonce) = (guard.registration_id, guard.attempt, guard.nonce);
+                let row = draw.row(record, &guard, &standing);
                 let healed = only(tier.heal(&[Heal { slot, row: row.clone() }]).await);
                 let expected = transition::heal(&standing, &row);
                 assert_eq!(healed, expected.is_some(), "{context}: heal");
                 expected.iter().for_each(|written| write(model, slot, written));
             }
+        }
+        8..=12 => {
+            let (read, to, sighting) = (draw.amendable(&standing), draw.amendable(&standing), draw.sighting());
+            let request = Amend { slot, read, to, sighting };
+            let amended = only(tier.amend(std::slice::from_ref(&request)).await);
+            let Amend { read, to, .. } = &request;
+            let (written, expected) = transition::amend(standing, read, to, request.sighting.as_ref());
+            written.iter().for_each(|written| write(model, slot, written));
+            assert_eq!(amended, expected, "{context}: amend");
         }
         _ => {
             // Something this release would not write, or would: either way not through the port.
@@ -153,6 +165,11 @@ impl Draw {
                 content_type: ContentType::parse("text/plain; charset=\"\u{fc}\"").expect("valid"),
                 body: vec![0xFF; usize::try_from(self.entropy.below(300)).unwrap_or(0)],
             }),
+            attempt_source: self.sometimes(|| self.source()),
+            ended: self.sometimes(|| Ended {
+                at: self.time(),
+                reason: self.sometimes(|| FailReason::parse("partner\u{2019}s system is down").expect("valid")),
+            }),
             undurable: self.entropy.one_in(3),
             take_over: self.sometimes(|| TakeOver {
                 deadline: self.time(),
@@ -192,16 +209,57 @@ impl Draw {
             Found::Record(record) => Record::clone(record),
             Found::Absent | Found::Unreadable => self.record(),
         };
-        match self.entropy.below(8) {
+        match self.entropy.below(9) {
             0 => read.retry_count = self.count(),
             1 => read.drift = None,
             2 => read.response = None,
             3 => read.lease_ends_at = None,
             // Of another length; a body of one length is one body, for a registration has one response.
             4 => read.response.iter_mut().for_each(|response| response.body.push(0)),
+            5 => read.ended.iter_mut().for_each(|ended| ended.at = self.time()),
             _ => {}
         }
         read
+    }
+
+    /// What a claim's transition may have read, or may want: what stands, mostly, with a part or two changed now and then.
+    fn amendable(&self, standing: &Found) -> Record {
+        let (mut record, other) = (self.reading(standing), self.record());
+        for _ in 0..self.entropy.below(3) {
+            match self.entropy.below(12) {
+                0 => record.state = other.state,
+                1 => record.attempt = other.attempt,
+                2 => record.nonce = other.nonce,
+                3 => record.registration_id = other.registration_id,
+                4 => record.won_at = other.won_at,
+                5 => record.lease_ends_at = other.lease_ends_at,
+                6 => record.undurable = other.undurable,
+                7 => record.take_over = other.take_over,
+                8 => record.attempt_source.clone_from(&other.attempt_source),
+                9 => record.ended.clone_from(&other.ended),
+                10 => record.response.clone_from(&other.response),
+                // What a transition neither compares nor replaces; won at the first sighting is stored as nothing.
+                _ => {
+                    (record.first_seen_at, record.won_at) = (other.first_seen_at, other.first_seen_at);
+                    record.source_service.clone_from(&other.source_service);
+                }
+            }
+        }
+        record
+    }
+
+    fn sighting(&self) -> Option<Sighting> {
+        self.entropy.one_in(2).then(|| Sighting { at: self.time(), payload: hash(self.small()) })
+    }
+
+    /// The row of `guard`'s check; or of the take-over's that lies over what stands, mostly.
+    fn row(&self, record: Record, guard: &Guard, standing: &Found) -> Record {
+        let over = match standing {
+            Found::Record(record) => record.take_over.filter(|_| self.entropy.one_in(2)),
+            Found::Absent | Found::Unreadable => None,
+        };
+        let (attempt, nonce) = over.map_or((guard.attempt, guard.nonce), |over| (over.attempt, over.nonce));
+        Record { registration_id: guard.registration_id, attempt, nonce, ..record }
     }
 
     /// A value with a byte changed, cut or added; one that reads back is as a writer would have written it.

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use ledger_domain::check::Check;
+use ledger_domain::claim::{Act, ClaimId};
 use ledger_domain::ports::{
-    ClaimRow, Clock, ColdLedger, HistoryPage, HistoryQuery, HotTier, LiveCursor, Persisted, Registered, StoreError,
+    ActedCold, ClaimRow, Clock, ColdLedger, HistoryPage, HistoryQuery, HotTier, LiveCursor, Persisted, Registered,
+    StoreError, Together,
 };
 use ledger_domain::{Fact, PayloadHash, Record, Subject, Tenant, Timestamp};
 use ledger_testkit::clock::ManualClock;
@@ -151,6 +153,18 @@ impl ColdLedger for NeverAsked {
 
     async fn sight(&self, subject: &Subject, _: &Record, _: u64) -> Result<Option<Registered>, StoreError> {
         panic!("sight {subject:?}")
+    }
+
+    async fn register_together(&self, wanted: &[(Subject, Record)], _: u64) -> Result<Together, StoreError> {
+        panic!("register_together {wanted:?}")
+    }
+
+    async fn act(&self, subject: &Subject, _: &ClaimId, act: &Act, _: Timestamp) -> Result<ActedCold, StoreError> {
+        panic!("act {subject:?} {act:?}")
+    }
+
+    async fn standing(&self, subject: &Subject) -> Result<Option<Record>, StoreError> {
+        panic!("standing {subject:?}")
     }
 
     async fn persist(&self, facts: &[Fact], _: Timestamp) -> Result<Persisted, StoreError> {

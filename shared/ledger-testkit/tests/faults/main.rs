@@ -5,6 +5,7 @@
 
 #![expect(clippy::expect_used, reason = "a test that cannot be set up fails")]
 
+mod holders;
 mod oracle;
 mod world;
 
@@ -29,8 +30,14 @@ use self::world::{Profile, Tiers, Trust, World, lock};
 
 const START: i64 = 1_790_000_000_000;
 
-const CALM: Profile =
-    Profile { faults: FaultRates::NONE, kills: false, losses: false, trust: Trust::Always, clock_moves: false };
+const CALM: Profile = Profile {
+    faults: FaultRates::NONE,
+    kills: false,
+    losses: false,
+    trust: Trust::Always,
+    claims: false,
+    clock_moves: false,
+};
 const FLAKY: Profile = Profile { faults: FaultRates::FLAKY, kills: true, clock_moves: true, ..CALM };
 const FORGETFUL: Profile = Profile { losses: true, ..FLAKY };
 
@@ -106,6 +113,8 @@ embedded_runs! {
     losses_alone_lead_to_false_news_that_are_found: Profile { losses: true, clock_moves: true, ..CALM };
     where_each_miss_is_settled_in_the_cold_ledger_no_loss_leads_to_a_false_new:
         Profile { trust: Trust::Never, ..FORGETFUL };
+    without_faults_a_claim_has_one_holder_at_a_time_and_one_answer: Profile { claims: true, ..CALM };
+    with_faults_and_deaths_a_claim_has_one_holder_at_a_time_and_one_answer: Profile { claims: true, ..FLAKY };
     trust_that_comes_and_goes_breaks_no_promise: Profile { trust: Trust::ByTurns, ..FORGETFUL };
 }
 
@@ -114,6 +123,8 @@ async fn on_real_servers_too() {
     let redis = RedisServer::start();
     for (name, profile, usual) in [
         ("calm servers", CALM, 2),
+        ("calm servers with claims", Profile { claims: true, ..CALM }, 2),
+        ("flaky servers with claims", Profile { claims: true, ..FLAKY }, 2),
         ("forgetful servers", FORGETFUL, 2),
         ("settled servers", Profile { trust: Trust::Never, ..FORGETFUL }, 2),
     ] {

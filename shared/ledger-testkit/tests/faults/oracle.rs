@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use ledger_domain::ports::HistoryRow;
 use ledger_domain::transition::Found;
-use ledger_domain::{State, Timestamp, Verdict};
+use ledger_domain::{Disposition, State, Timestamp, Verdict};
 use ledger_testkit::faulty::FaultRates;
 
 use crate::world::{Told, Trust, World, all, lock};
@@ -38,8 +38,10 @@ impl World {
         let seen: BTreeSet<(usize, Timestamp)> = lock(&self.told)[from..]
             .iter()
             .filter_map(|told| match &told.answer {
-                Some(Ok(Verdict::Seen(seen))) => Some((told.key, seen.first_seen_at)),
-                Some(Ok(Verdict::New(_)) | Err(_)) | None => None,
+                Some(Ok(Verdict::Seen(seen))) if seen.disposition == Disposition::Discard => {
+                    Some((told.key, seen.first_seen_at))
+                }
+                Some(Ok(Verdict::Seen(_) | Verdict::New(_)) | Err(_)) | None => None,
             })
             .collect();
         let mut asked = 0;
@@ -91,8 +93,9 @@ impl World {
             linked += rows.iter().filter(|row| row.false_new_of.is_some()).count() as u64;
             no_fact_is_lost(&told, &rows, &mut violations);
             false_news_are_linked(&rows, &mut violations);
+            self.claims_hold(key, &told, &rows, &mut violations).await;
             counts_are_bounded(&told, &rows, &mut violations);
-            if self.is_calm() {
+            if self.is_calm() && !self.profile.claims {
                 self.all_is_exact(key, &told, &rows, &mut violations).await;
             }
         }
@@ -152,8 +155,8 @@ fn no_fact_is_lost(told: &[&Told], rows: &[HistoryRow], violations: &mut Vec<Str
     for told in told {
         let first_seen_at = match &told.answer {
             Some(Ok(Verdict::New(new))) if new.durable => new.first_seen_at,
-            Some(Ok(Verdict::Seen(seen))) => seen.first_seen_at,
-            Some(Ok(Verdict::New(_)) | Err(_)) | None => continue,
+            Some(Ok(Verdict::Seen(seen))) if seen.disposition == Disposition::Discard => seen.first_seen_at,
+            Some(Ok(Verdict::New(_) | Verdict::Seen(_)) | Err(_)) | None => continue,
         };
         if !rows.iter().any(|row| row.record.first_seen_at == first_seen_at) {
             violations.push(format!("no row of {told:?}"));
@@ -171,10 +174,12 @@ fn false_news_are_linked(rows: &[HistoryRow], violations: &mut Vec<String>) {
         };
         // Newest first, so the last one is the least.
         let least = rows.iter().rfind(overlaps).map(|row| row.record.registration_id);
-        if later.false_new_of != least {
+        // A take-over changes whose a registration is: a link made before it stays.
+        let taken_over = rows.iter().any(|row| row.record.attempt > 1);
+        if later.false_new_of != least && !(taken_over && later.false_new_of.is_some()) {
             violations.push(format!("linked to {:?} instead of {least:?}: {later:?}", later.false_new_of));
         }
-        if later.record.state != State::Registered {
+        if later.record.state == State::Pending {
             violations.push(format!("history holds what is not confirmed: {later:?}"));
         }
     }

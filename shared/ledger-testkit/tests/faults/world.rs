@@ -9,16 +9,20 @@ use std::task::Poll;
 
 use async_trait::async_trait;
 use ledger_domain::check::{Check, Counters, Ledger};
+use ledger_domain::claim::TokenKeys;
 use ledger_domain::persist::Writer;
 use ledger_domain::ports::{
     Clock, ClockUnknown, ColdLedger, EventQueue, FactSink, HistoryQuery, HotTier, HotTrust, PolicySource, QueueDepth,
     StoreError,
 };
+use ledger_domain::{Disposition, State};
 use ledger_domain::{Fact, Policy, PolicySet, Refusal, Scope, Slot, Subject, Timestamp, Verdict};
 use ledger_testkit::clock::{ManualClock, SeededEntropy};
 use ledger_testkit::faulty::{FaultRates, Faulty};
 use ledger_testkit::hot_tier::RawAccess;
-use ledger_testkit::house::{check, subject, with_request_id};
+use ledger_testkit::house::{check, claiming, subject, with_request_id};
+
+use crate::holders::Deed;
 
 /// What may happen in a run.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +35,8 @@ pub(crate) struct Profile {
     pub(crate) losses: bool,
     /// Whether the hot tier's misses are believed.
     pub(crate) trust: Trust,
+    /// Half of the checks are in claim mode, and holders act.
+    pub(crate) claims: bool,
     /// Whether the clock moves while checks are under way, and not only between rounds.
     pub(crate) clock_moves: bool,
 }
@@ -73,6 +79,9 @@ pub(crate) struct Told {
     pub(crate) answer: Option<Result<Verdict, Refusal>>,
     /// Whether it reached the caller.
     pub(crate) delivered: bool,
+    /// When it was asked and when it was answered, in the order of all that happens in a run.
+    pub(crate) asked_at: u64,
+    pub(crate) told_at: u64,
 }
 
 impl Told {
@@ -92,6 +101,10 @@ pub(crate) struct World {
     pub(crate) queue: Arc<Queue>,
     pub(crate) told: Mutex<Vec<Told>>,
     pub(crate) violations: Mutex<Vec<String>>,
+    /// What holders of claims did.
+    pub(crate) acted: Mutex<Vec<Deed>>,
+    /// Counts what happens in a run.
+    order: AtomicU64,
     /// Checks sent, with repeats in batches and those killed.
     pub(crate) sent: AtomicU64,
     /// False NEWs that the cold writer reported.
@@ -102,7 +115,7 @@ pub(crate) struct World {
     cold: Arc<Faulty<dyn ColdLedger>>,
     sending: Arc<Faulty<Queue>>,
     trust: Arc<Believed>,
-    random: Arc<SeededEntropy>,
+    pub(crate) random: Arc<SeededEntropy>,
     scope: String,
 }
 
@@ -124,6 +137,7 @@ impl World {
             policies: Arc::new(BuiltIn),
             clock: Arc::new(OffClock { clock: Arc::clone(&tiers.clock), off_by_ms }),
             entropy: Arc::clone(&random) as Arc<_>,
+            tokens: TokenKeys::new(&[[7; 32]]).expect("a key"),
             counters: Counters::default(),
         });
         let writer = Writer {
@@ -136,6 +150,8 @@ impl World {
             tiers,
             queue,
             told: Mutex::default(),
+            acted: Mutex::default(),
+            order: AtomicU64::new(0),
             violations: Mutex::default(),
             sent: AtomicU64::new(0),
             false_new: AtomicU64::new(0),
@@ -178,6 +194,11 @@ impl World {
         let payload = if self.random.one_in(10) { 2 } else { 1 };
         let plain =
             Check { ttl_seconds: Some(self.tiers.windows[key]), ..check(&self.scope, &key.to_string(), payload) };
+        let plain = if self.profile.claims && self.random.one_in(2) {
+            claiming(plain, [1, 5, 30][usize::try_from(self.random.below(3)).expect("three")])
+        } else {
+            plain
+        };
         // Without a requestId nobody recognises its retry, so such a caller must get its answer: see `ask`.
         let anonymous = self.profile.trust == Trust::Always && self.random.one_in(4);
         let request_id = format!("r{}", self.random.next());
@@ -188,32 +209,51 @@ impl World {
     pub(crate) async fn ask(&self, checks: &[(usize, Check)], may_fail: bool) -> Vec<Told> {
         let asked: Vec<_> = checks.iter().map(|(_, check)| check.clone()).collect();
         self.sent.fetch_add(asked.len() as u64, Ordering::Relaxed);
-        let process = &self.processes[usize::try_from(self.random.below(3)).expect("three")];
+        let process = self.process();
+        let asked_at = self.next_moment();
         let may_fail = may_fail && self.profile.kills && asked.iter().all(|check| check.request_id.is_some());
         let polls = if may_fail && self.random.one_in(4) { self.random.below(30) } else { u64::MAX };
         let answers = killed_after(polls, process.check(&asked)).await;
+        let told_at = self.next_moment();
         let delivered = answers.is_some() && !(may_fail && self.random.one_in(6));
         let mut told = Vec::with_capacity(asked.len());
         for (place, (key, check)) in checks.iter().enumerate() {
             let answer = answers.as_ref().map(|answers| answers[place].clone());
             if let Some(Ok(Verdict::Seen(seen))) = &answer
-                && !self.is_durable(*key, seen.first_seen_at).await
+                && seen.disposition == Disposition::Discard
+                && !self.is_durable(*key, seen.first_seen_at, seen.state).await
             {
                 self.violation(format!("SEEN from what is not durable: key {key}, {seen:?}"));
             }
-            told.push(Told { key: *key, check: check.clone(), answer, delivered });
+            told.push(Told { key: *key, check: check.clone(), answer, delivered, asked_at, told_at });
         }
         lock(&self.told).extend_from_slice(&told);
         told
     }
 
-    async fn is_durable(&self, key: usize, first_seen_at: Timestamp) -> bool {
+    /// The next moment in the order of all that happens.
+    pub(crate) fn next_moment(&self) -> u64 {
+        self.order.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// Some process.
+    pub(crate) fn process(&self) -> &Ledger {
+        &self.processes[usize::try_from(self.random.below(3)).expect("three")]
+    }
+
+    /// Does `work`, or is killed on the way where processes are.
+    pub(crate) async fn killed<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let polls = if self.profile.kills && self.random.one_in(4) { self.random.below(30) } else { u64::MAX };
+        killed_after(polls, work).await
+    }
+
+    async fn is_durable(&self, key: usize, first_seen_at: Timestamp, state: State) -> bool {
         let subject = self.subject(key);
-        if self.queue.ever_took(&subject, first_seen_at) {
+        if self.queue.ever_took(&subject, first_seen_at, state) {
             return true;
         }
         let rows = self.tiers.cold.by_key(&subject, &all()).await.expect("the ledger itself answers").rows;
-        rows.iter().any(|row| row.record.first_seen_at == first_seen_at)
+        rows.iter().any(|row| row.record.first_seen_at == first_seen_at && row.record.state == state)
     }
 
     /// A caller: one check or a batch, and its retries.
@@ -240,13 +280,16 @@ impl World {
             }
             open = told;
         }
+        for told in &open {
+            self.hold(told).await;
+        }
         // A needless retry of an answered check: its own answer again.
         if let Some(told) = open.first().filter(|told| told.check.request_id.is_some())
             && let Some(first) = told.heard_new()
             && self.random.one_in(3)
         {
             let again = self.ask(&[(told.key, told.check.clone())], false).await.remove(0);
-            if self.is_calm() && again.heard_new() != Some(first) {
+            if self.is_calm() && !self.profile.claims && again.heard_new() != Some(first) {
                 self.violation(format!("not its own answer again: {told:?}, then {again:?}"));
             }
         }
@@ -254,7 +297,7 @@ impl World {
 
     /// Nothing goes wrong in this run.
     pub(crate) fn is_calm(&self) -> bool {
-        let Profile { faults, kills, losses, trust: _, clock_moves } = self.profile;
+        let Profile { faults, kills, losses, trust: _, claims: _, clock_moves } = self.profile;
         faults == FaultRates::NONE && !kills && !losses && !clock_moves
     }
 
@@ -335,7 +378,7 @@ async fn killed_after<T>(mut polls: u64, work: impl Future<Output = T>) -> Optio
 /// A queue that gives its messages in any order and some of them twice.
 pub(crate) struct Queue {
     waiting: Mutex<Vec<String>>,
-    took: Mutex<HashSet<(Subject, Timestamp)>>,
+    took: Mutex<HashSet<(Subject, Timestamp, State)>>,
     /// Facts about repeats may get lost on their way.
     loses_repeats: bool,
     random: SeededEntropy,
@@ -350,8 +393,8 @@ impl Queue {
         lock(&self.waiting).is_empty()
     }
 
-    fn ever_took(&self, subject: &Subject, first_seen_at: Timestamp) -> bool {
-        lock(&self.took).contains(&(subject.clone(), first_seen_at))
+    fn ever_took(&self, subject: &Subject, first_seen_at: Timestamp, state: State) -> bool {
+        lock(&self.took).contains(&(subject.clone(), first_seen_at, state))
     }
 
     fn take(&self, at_most: u64) -> Vec<String> {
@@ -373,8 +416,16 @@ impl Queue {
 impl EventQueue for Queue {
     async fn send(&self, facts: &[Fact]) -> Vec<Result<(), StoreError>> {
         lock(&self.waiting).extend(facts.iter().map(Fact::to_json));
-        lock(&self.took).extend(facts.iter().map(|fact| (fact.subject.clone(), fact.record.first_seen_at)));
+        lock(&self.took)
+            .extend(facts.iter().map(|fact| (fact.subject.clone(), fact.record.first_seen_at, fact.record.state)));
         vec![Ok(()); facts.len()]
+    }
+
+    async fn send_together(&self, facts: &[Fact]) -> Result<(), StoreError> {
+        lock(&self.waiting).push(Fact::to_json_together(facts));
+        lock(&self.took)
+            .extend(facts.iter().map(|fact| (fact.subject.clone(), fact.record.first_seen_at, fact.record.state)));
+        Ok(())
     }
 
     async fn depth(&self) -> Result<QueueDepth, StoreError> {

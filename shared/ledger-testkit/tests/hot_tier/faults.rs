@@ -1,7 +1,7 @@
 //! What only a real server can show: refusals, broken connections, fail-overs.
 
-use ledger_domain::ports::{Begin, Begun, Count, HotTier, Settle, StoreError};
-use ledger_domain::transition::{Counted, Found, Guard, Swapped};
+use ledger_domain::ports::{Amend, Begin, Begun, Count, HotTier, Settle, StoreError};
+use ledger_domain::transition::{Amended, Counted, Found, Guard, Sighting, Swapped};
 use ledger_domain::{MessageKey, Nonce, PayloadHash, Record, RegistrationId, Scope, Slot, State, Timestamp};
 use ledger_stores::redis::{RedisHotTier, RedisSetupError};
 use ledger_testkit::redis_server::{RedisCluster, RedisSentinel, RedisServer};
@@ -29,6 +29,8 @@ pub(crate) fn pending(now: Timestamp, n: u8) -> Record {
         drift: None,
         lease_ends_at: None,
         response: None,
+        attempt_source: None,
+        ended: None,
         undurable: false,
         take_over: None,
     }
@@ -43,6 +45,15 @@ async fn settle(tier: &dyn HotTier, n: u64) -> Result<Swapped, StoreError> {
     let won = pending(Timestamp::from_millis(1_790_000_000_000), 1);
     let settled = Record { window_ends_at: Timestamp::MAX, ..won.confirmed() };
     tier.settle(&[Settle { slot: slot(n), guard: Guard::of(&won), settled }]).await.remove(0)
+}
+
+/// On slot 0, from one lease to another, counted with it.
+async fn amend(tier: &dyn HotTier, from_lease: Option<i64>, to_lease: Option<i64>) -> Result<Amended, StoreError> {
+    let won = pending(Timestamp::from_millis(1_790_000_000_000), 1);
+    let leased = |at: Option<i64>| Record { lease_ends_at: at.map(Timestamp::from_millis), ..won.clone() };
+    let sighting = Some(Sighting { at: won.first_seen_at, payload: won.payload_hash });
+    let request = Amend { slot: slot(0), read: leased(from_lease), to: leased(to_lease), sighting };
+    tier.amend(&[request]).await.remove(0)
 }
 
 fn did_not_happen<T>(outcome: &Result<T, StoreError>) -> bool {
@@ -69,6 +80,7 @@ async fn with_its_memory_full_it_refuses_writes_drops_nothing_and_still_reads() 
     let () = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
     assert!(did_not_happen(&begin(&*tier, 1).await));
     assert!(did_not_happen(&settle(&*tier, 0).await));
+    assert!(did_not_happen(&amend(&*tier, None, Some(1)).await));
     let batch: Vec<Begin> = (2..5)
         .map(|n| Begin { slot: slot(n), pending: pending(Timestamp::from_millis(1), 1), ttl_ms: 60_000 })
         .collect();
@@ -289,4 +301,27 @@ async fn a_lost_reply_is_not_asked_for_twice() {
 async fn a_lost_reply_is_not_asked_for_twice_in_a_cluster() {
     let cluster = RedisCluster::start();
     a_lost_reply(cluster.url(), |command| cluster.owner_command(slot(0).as_bytes(), command)).await;
+}
+
+#[tokio::test]
+async fn a_claims_transition_whose_reply_was_lost_is_done_when_asked_for_again_and_counted_once() {
+    let server = RedisServer::start();
+    let patient = open(server.url());
+    assert!(matches!(begin(&*patient, 0).await, Ok(Begun::Won)));
+    let is_done = |amended: Result<Amended, StoreError>, lease: i64, retry_count: u32| {
+        let lease_ends_at = Some(Timestamp::from_millis(lease));
+        matches!(amended, Ok(Amended::Done(record))
+            if record.lease_ends_at == lease_ends_at && record.retry_count == retry_count)
+    };
+    // The server knows a script once it ran.
+    assert!(is_done(amend(&*patient, None, Some(1)).await, 1, 1));
+    let hasty = format!("{}?connect_timeout_ms=20000&response_timeout_ms=300", server.url());
+    let hasty = RedisHotTier::open(&hasty).expect("valid");
+    assert!(matches!(hasty.read(&[slot(0)]).await.remove(0), Ok(Found::Record(_))));
+    let () = server.command(&["CLIENT", "PAUSE", "60000", "WRITE"]);
+    assert!(matches!(amend(&hasty, Some(1), Some(2)).await, Err(StoreError::MayHaveHappened { .. })));
+    let () = server.command(&["CLIENT", "UNPAUSE"]);
+    // The server does what it held back before it takes anything new.
+    assert!(is_done(amend(&*patient, Some(1), Some(2)).await, 2, 2));
+    assert!(matches!(amend(&*patient, Some(1), Some(3)).await, Ok(Amended::Moved(Found::Record(_)))));
 }
