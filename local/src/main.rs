@@ -105,11 +105,12 @@ async fn run(env: &Env) -> Result<(), StartError> {
 
     let listener = TcpListener::bind(&settings.addr).await.map_err(|error| StartError::tier("LEDGER_ADDR", &error))?;
     let addr = listener.local_addr().map_err(|error| StartError::tier("LEDGER_ADDR", &error))?;
+    let stop_signal = stop_signal();
     greet(&addr.to_string(), &tiers.said, refilled);
     let caller = Caller::named("local").map_err(|error| StartError::tier("caller", &error))?;
     let (stop, stopped) = watch::channel(false);
     let draining = tokio::spawn(drain::run(Arc::clone(&cold_writer), Arc::clone(&tiers.consumer), stopped));
-    server::serve(listener, router, caller, server::Limits::default(), stop_signal()).await;
+    server::serve(listener, router, caller, server::Limits::default(), stop_signal).await;
 
     // Requests are done; what they left behind goes the rest of its way.
     outbox.flush().await;
@@ -122,6 +123,10 @@ async fn run(env: &Env) -> Result<(), StartError> {
     Ok(())
 }
 
+/// The routes, as problems list them.
+const ROUTES: &str = "POST /v1/check, POST /v1/check/batch, POST /v1/claims/resolve, POST /v1/claims/fail, \
+                      POST /v1/claims/renew, GET /v1/messages or GET /v1/health";
+
 /// One router over both functions' routes.
 fn router(check: check::App, audit: audit::App, freshness: Freshness) -> Router {
     let routes = check::routes(Arc::new(check)).merge(audit::routes(Arc::new(audit)));
@@ -132,7 +137,7 @@ fn router(check: check::App, audit: audit::App, freshness: Freshness) -> Router 
             next.run(request).await
         }
     });
-    with_problems(routes, "POST /v1/check, POST /v1/check/batch, GET /v1/messages or GET /v1/health").layer(fresh)
+    with_problems(routes, ROUTES).layer(fresh)
 }
 
 #[expect(clippy::print_stdout, reason = "what the program is started for")]
@@ -149,19 +154,28 @@ fn greet(addr: &str, said: &[String], refilled: usize) {
 /// A first check to try.
 const EXAMPLE: &str = r#"{"scope":"tenant42:as4","key":"a1@partner.example","payloadSha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}"#;
 
-/// Completes at Ctrl-C or SIGTERM.
-async fn stop_signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = match signal(SignalKind::terminate()) {
-        Ok(terminate) => terminate,
+/// Completes at Ctrl-C or SIGTERM. They are listened for from the call on, so that whoever was told the address can end the
+/// ledger in good order at once.
+fn stop_signal() -> impl Future<Output = ()> {
+    use tokio::signal::unix::{Signal, SignalKind, signal};
+    let listen = |kind| match signal(kind) {
+        Ok(signal) => Some(signal),
         Err(error) => {
-            tracing::warn!(%error, "SIGTERM cannot be listened for; Ctrl-C still ends the ledger in good order");
-            drop(tokio::signal::ctrl_c().await);
-            return;
+            tracing::warn!(%error, "a signal cannot be listened for; it ends the ledger without a drain");
+            None
         }
     };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
+    async fn received(signal: Option<Signal>) {
+        match signal {
+            Some(mut signal) => drop(signal.recv().await),
+            None => std::future::pending().await,
+        }
+    }
+    let (interrupt, terminate) = (listen(SignalKind::interrupt()), listen(SignalKind::terminate()));
+    async move {
+        tokio::select! {
+            () = received(interrupt) => {}
+            () = received(terminate) => {}
+        }
     }
 }

@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 
+import claims
 import corpus
 import scenarios
 from cases import Cases
@@ -35,6 +36,7 @@ def main():
             failed_before = cases.failed
             hub = Hub(deployment)
             scenarios.run(cases, hub, deployment, label)
+            claims.run(cases, hub, label)
             if folder:
                 corpus.run(cases, hub, folder, label)
             if args.logs and cases.failed > failed_before:

@@ -78,9 +78,12 @@ class Hub:
             gateway["headers"]["content-length"] = str(len(gateway["body"].encode()))
         return Answer(self.invoke(function, gateway))
 
-    def send_event(self, function, name):
-        """An event file, as it is."""
-        return Answer(self.invoke(function, event(name)))
+    def send_event(self, function, name, **fields):
+        """An event file, as it is; `fields` take the place of fields in its body."""
+        gateway = event(name)
+        if fields:
+            gateway["body"] = json.dumps({**json.loads(gateway["body"]), **fields})
+        return Answer(self.invoke(function, gateway))
 
     def check(self, scope, payload, **fields):
         """One check of a payload (text); `fields` are the request's others, key or keyParts among them."""
@@ -90,8 +93,16 @@ class Hub:
         body = {"scope": scope, "payloadSha256": payload_sha256, **fields}
         return self.http("check", "POST", "/v1/check", body)
 
-    def batch(self, items):
-        return self.http("check", "POST", "/v1/check/batch", {"items": items})
+    def claim(self, scope, payload, lease_s=60, **fields):
+        """One check in claim mode."""
+        return self.check(scope, payload, claim={"leaseSeconds": lease_s}, **fields)
+
+    def act(self, name, scope, token, **fields):
+        """What a claim's holder says: resolve, fail or renew; `fields` as for a check."""
+        return self.http("check", "POST", f"/v1/claims/{name}", {"scope": scope, "token": token, **fields})
+
+    def batch(self, items, **fields):
+        return self.http("check", "POST", "/v1/check/batch", {"items": items, **fields})
 
     def messages(self, query):
         """Every message that audit finds, over all its pages, and the last page."""

@@ -187,12 +187,13 @@ def health(hub):
     same(f"health: {answer}", answer.status, 200)
 
 
-def start_needs_tenants(deployment):
-    for function in ("check", "audit"):
-        process = deployment.start(function, 1, f"{deployment.name}-{function}-no-tenants", without=("LEDGER_TENANTS",))
+def start_needs_tenants_and_token_keys(deployment):
+    for function, variable in (("check", "LEDGER_TENANTS"), ("audit", "LEDGER_TENANTS"), ("check", "LEDGER_TOKEN_KEYS")):
+        name = f"{deployment.name}-{function}-without-{variable.lower()}"
+        process = deployment.start(function, 1, name, without=(variable,))
         code = process.wait(20)
-        holds(f"{function} without LEDGER_TENANTS does not start", code not in (None, 0), f"(exit {code})")
-        holds(f"{function} says why", "LEDGER_TENANTS" in process.log.read_text(errors="replace"), process.tail())
+        holds(f"{function} without {variable} does not start", code not in (None, 0), f"(exit {code})")
+        holds(f"{function} says why", variable in process.log.read_text(errors="replace"), process.tail())
 
 
 SCENARIOS = (
@@ -210,4 +211,4 @@ SCENARIOS = (
 def run(cases, hub, deployment, label):
     for scenario in SCENARIOS:
         cases.run(f"{label}: {scenario.__name__.replace('_', ' ')}", scenario, hub)
-    cases.run(f"{label}: start needs tenants", start_needs_tenants, deployment)
+    cases.run(f"{label}: start needs tenants and token keys", start_needs_tenants_and_token_keys, deployment)

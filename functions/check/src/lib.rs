@@ -1,8 +1,11 @@
-//! The check function: `POST /v1/check`, `POST /v1/check/batch`, `GET /v1/health`.
+//! The check function: `POST /v1/check`, `POST /v1/check/batch`, `POST /v1/claims/resolve`, `/fail` and `/renew`,
+//! `GET /v1/health`.
 //!
-//! Thin: it reads the request, calls [`ledger_domain::check::Ledger`] and renders the verdict. `local` serves the same
+//! Thin: it reads the request, calls [`ledger_domain::check::Ledger`] and renders the answer. `local` serves the same
 //! [`router`].
 
+mod batch;
+mod claims;
 mod health;
 mod request;
 mod response;
@@ -14,11 +17,9 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use http::StatusCode;
-use ledger_domain::Tenant;
 use ledger_domain::check::Ledger;
+use ledger_domain::{Tenant, Undecided};
 use ledger_lambda::env::Tenants;
-use ledger_lambda::http::problem::json_response;
 use ledger_lambda::http::routes::with_problems;
 use ledger_lambda::http::{Caller, Problem, body};
 
@@ -34,7 +35,8 @@ pub struct App {
 }
 
 /// The routes, as problems list them.
-pub const ROUTES: &str = "POST /v1/check, POST /v1/check/batch or GET /v1/health";
+pub const ROUTES: &str = "POST /v1/check, POST /v1/check/batch, POST /v1/claims/resolve, POST /v1/claims/fail, \
+                          POST /v1/claims/renew or GET /v1/health";
 
 /// The function's router.
 pub fn router(app: Arc<App>) -> Router {
@@ -45,7 +47,10 @@ pub fn router(app: Arc<App>) -> Router {
 pub fn routes(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/check", post(check))
-        .route("/v1/check/batch", post(check_batch))
+        .route("/v1/check/batch", post(batch::check_batch))
+        .route("/v1/claims/resolve", post(claims::resolve))
+        .route("/v1/claims/fail", post(claims::fail))
+        .route("/v1/claims/renew", post(claims::renew))
         .route("/v1/health", get(health::health))
         .with_state(app)
 }
@@ -62,36 +67,7 @@ async fn check_one(app: &App, caller: &Caller, body: Body) -> Result<Response, P
     let check = request::check(&bytes, app, caller)?;
     let scope = check.subject.scope.clone();
     let answer = app.ledger.check(std::slice::from_ref(&check)).await.pop();
+    let answer = answer.unwrap_or(Err(Undecided::Contended.into()));
     response::log(&scope, answer.as_ref());
-    match answer {
-        Some(Ok(verdict)) => Ok(response::verdict(&verdict)),
-        Some(Err(refusal)) => Err(refusal.into()),
-        None => Err(ledger_domain::Undecided::Contended.into()),
-    }
-}
-
-async fn check_batch(State(app): State<Arc<App>>, caller: Caller, body: Body) -> Response {
-    match check_all(&app, &caller, body).await {
-        Ok(results) => json_response(StatusCode::OK, &results),
-        Err(problem) => problem.into_response(),
-    }
-}
-
-async fn check_all(app: &App, caller: &Caller, body: Body) -> Result<response::Results, Problem> {
-    let bytes = body::collect(body).await?;
-    let items = request::batch(&bytes)?;
-    let read: Vec<_> = items.into_iter().map(|item| request::check(item.get().as_bytes(), app, caller)).collect();
-    let checks: Vec<_> = read.iter().filter_map(|check| check.as_ref().ok().cloned()).collect();
-    let mut answers = app.ledger.check(&checks).await.into_iter();
-    let results = read.into_iter().map(|check| {
-        let check = check?;
-        let answer = answers.next();
-        response::log(&check.subject.scope, answer.as_ref());
-        match answer {
-            Some(Ok(verdict)) => Ok(verdict),
-            Some(Err(refusal)) => Err(refusal.into()),
-            None => Err(ledger_domain::Undecided::Contended.into()),
-        }
-    });
-    Ok(response::Results::of(results))
+    Ok(response::verdict(&answer?))
 }

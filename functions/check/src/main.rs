@@ -1,8 +1,9 @@
 //! The check function on Lambda.
 //!
-//! Variables: `LEDGER_TENANTS`, `REDIS_URL`, `SQS_QUEUE_URL`, `POLICY_TABLE` and `LEDGER_TOKEN_KEYS` must be set. `DATABASE_URL` settles what the
-//! hot tier cannot (a policy with `confirmMiss: always`, an evicting Redis, a value of another release); without it these
-//! are answered 503. `LEDGER_DEFAULT_TENANT` and `SQS_DLQ_URL` are optional. AWS is found as the SDK finds it.
+//! Variables: `LEDGER_TENANTS`, `REDIS_URL`, `SQS_QUEUE_URL`, `POLICY_TABLE` and `LEDGER_TOKEN_KEYS` must be set.
+//! `DATABASE_URL` settles what the hot tier cannot (a policy with `confirmMiss: always`, an evicting Redis, a value of another
+//! release, an act on a claim that Redis no longer holds); without it these are answered 503. `LEDGER_DEFAULT_TENANT` and
+//! `SQS_DLQ_URL` are optional. AWS is found as the SDK finds it.
 
 use std::sync::Arc;
 
@@ -29,6 +30,7 @@ async fn main() -> Result<(), lambda_http::Error> {
     telemetry::start(telemetry::Format::Json, env.optional("RUST_LOG"));
     let tenants = env.required_tenants()?;
     let default_tenant = env.default_tenant()?;
+    let tokens = env.required_token_keys()?;
     let hot = tiers::redis(env.required("REDIS_URL", "the hot tier")?)?;
     let queue_url = env.required("SQS_QUEUE_URL", "the event queue")?;
     let table = env.required("POLICY_TABLE", "the control plane's table")?;
@@ -61,7 +63,7 @@ async fn main() -> Result<(), lambda_http::Error> {
         policies,
         clock: tiers::as_clock(&clock),
         entropy: Arc::new(OsEntropy),
-        tokens: env.required_token_keys()?,
+        tokens,
         counters: Counters::default(),
     };
     shutdown::flush_at_end(outbox).await;

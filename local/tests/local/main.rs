@@ -2,6 +2,7 @@
 
 #![expect(clippy::expect_used, reason = "a test that cannot go on fails")]
 
+mod claims;
 mod process;
 mod restart;
 mod settings;

@@ -190,6 +190,8 @@ fn all_real_tiers_together_and_a_redis_that_lost_everything() {
         ("SQS_QUEUE_URL", &queue_url),
     ]);
     variables.extend([("SQS_DLQ_URL", dead_url.as_str()), ("POLICY_TABLE", "policies-together")]);
+    let token_keys = "a1".repeat(32);
+    variables.push(("LEDGER_TOKEN_KEYS", &token_keys));
 
     let local = Local::start(&data, &variables);
     local.check("k").is_new();

@@ -12,7 +12,11 @@ use super::problem::{Kind, Problem};
 
 /// The fields of one JSON object, each still unread.
 #[derive(Debug)]
-pub struct Fields<'a>(Vec<(String, &'a RawValue)>);
+pub struct Fields<'a> {
+    fields: Vec<(String, &'a RawValue)>,
+    /// What refusals put before a field's name: empty, or the object's own field and a dot.
+    within: String,
+}
 
 /// The most fields an object may have before it is refused unread.
 const FIELDS_MAX: usize = 32;
@@ -35,7 +39,7 @@ impl<'de> Deserialize<'de> for Fields<'de> {
                     }
                     fields.push((name, value));
                 }
-                Ok(Fields(fields))
+                Ok(Fields { fields, within: String::new() })
             }
         }
         deserializer.deserialize_map(Object)
@@ -50,19 +54,29 @@ impl<'a> Fields<'a> {
     pub fn read(json: &'a [u8], known: &[&str]) -> Result<Self, Problem> {
         let fields: Self = serde_json::from_slice(json)
             .map_err(|e| Problem::from(Invalid::new("body", format!("a JSON object in UTF-8 ({e})"))))?;
-        for (at, (name, _)) in fields.0.iter().enumerate() {
+        fields.only(known).map_err(Problem::from)
+    }
+
+    /// The same, where each is one of `known` and stands there once.
+    fn only(self, known: &[&str]) -> Result<Self, Invalid> {
+        for (at, (name, _)) in self.fields.iter().enumerate() {
             if !known.contains(&name.as_str()) {
-                return Err(Invalid::new(shorten(name), format!("one of {}", known.join(", "))).into());
+                return Err(Invalid::new(self.path(&shorten(name)), format!("one of {}", known.join(", "))));
             }
-            if fields.0[..at].iter().any(|(earlier, _)| earlier == name) {
-                return Err(Invalid::new(name.as_str(), "the field once").into());
+            if self.fields[..at].iter().any(|(earlier, _)| earlier == name) {
+                return Err(Invalid::new(self.path(name), "the field once"));
             }
         }
-        Ok(fields)
+        Ok(self)
+    }
+
+    /// A field's name as a refusal gives it.
+    fn path(&self, name: &str) -> String {
+        format!("{}{name}", self.within)
     }
 
     fn raw(&self, name: &str) -> Option<&'a RawValue> {
-        self.0.iter().find(|(field, _)| field == name).map(|(_, value)| *value)
+        self.fields.iter().find(|(field, _)| field == name).map(|(_, value)| *value)
     }
 
     /// Whether the field is there.
@@ -84,7 +98,7 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// As [`Fields::string`].
     pub fn required_string(&self, name: &str) -> Result<String, Invalid> {
-        self.string(name)?.ok_or_else(|| Invalid::new(name, "a string, but it is missing"))
+        self.string(name)?.ok_or_else(|| Invalid::new(self.path(name), "a string, but it is missing"))
     }
 
     /// A whole number that is not negative, or `None` where the field is left out.
@@ -95,6 +109,32 @@ impl<'a> Fields<'a> {
         self.typed(name, "a whole number, not negative")
     }
 
+    /// [`Fields::whole_number`] that must be there.
+    ///
+    /// # Errors
+    /// As [`Fields::whole_number`].
+    pub fn required_whole_number(&self, name: &str) -> Result<u64, Invalid> {
+        self.whole_number(name)?.ok_or_else(|| Invalid::new(self.path(name), "a whole number, but it is missing"))
+    }
+
+    /// `true` or `false`, or `None` where the field is left out.
+    ///
+    /// # Errors
+    /// [`Invalid`] naming the field where it is anything else.
+    pub fn boolean(&self, name: &str) -> Result<Option<bool>, Invalid> {
+        self.typed(name, "true or false")
+    }
+
+    /// An object of which only `known` fields are allowed, each once, or `None` where the field is left out. Its refusals name
+    /// its own field too: `claim.leaseSeconds`.
+    ///
+    /// # Errors
+    /// [`Invalid`] naming the field, or what is wrong inside.
+    pub fn object(&self, name: &str, known: &[&str]) -> Result<Option<Self>, Invalid> {
+        let Some(object) = self.typed::<Self>(name, "an object")? else { return Ok(None) };
+        Self { within: format!("{}.", self.path(name)), ..object }.only(known).map(Some)
+    }
+
     /// A list of strings, or `None` where the field is left out.
     ///
     /// # Errors
@@ -103,7 +143,7 @@ impl<'a> Fields<'a> {
         let Some(elements) = self.typed::<Vec<&RawValue>>(name, "a list of strings")? else { return Ok(None) };
         let strings = elements.into_iter().enumerate().map(|(at, raw)| {
             serde_json::from_str(raw.get())
-                .map_err(|_| Invalid::new(format!("{name}[{at}]"), "a string of valid Unicode"))
+                .map_err(|_| Invalid::new(format!("{}[{at}]", self.path(name)), "a string of valid Unicode"))
         });
         strings.collect::<Result<_, _>>().map(Some)
     }
@@ -113,11 +153,12 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// [`Invalid`] naming the field where it is missing or no list.
     pub fn required_list(&self, name: &str) -> Result<Vec<&'a RawValue>, Invalid> {
-        self.typed(name, "a list")?.ok_or_else(|| Invalid::new(name, "a list, but it is missing"))
+        self.typed(name, "a list")?.ok_or_else(|| Invalid::new(self.path(name), "a list, but it is missing"))
     }
 
     fn typed<T: Deserialize<'a>>(&self, name: &str, expected: &str) -> Result<Option<T>, Invalid> {
-        self.raw(name).map(|raw| serde_json::from_str(raw.get()).map_err(|_| Invalid::new(name, expected))).transpose()
+        let read = |raw: &'a RawValue| serde_json::from_str(raw.get());
+        self.raw(name).map(read).transpose().map_err(|_| Invalid::new(self.path(name), expected))
     }
 }
 
@@ -190,5 +231,39 @@ mod tests {
         }
         let list = read(r#"{"l":["a",1]}"#).expect("an object").strings("l");
         assert_eq!(list.map_err(|e| e.field), Err("l[1]".into()));
+    }
+
+    #[test]
+    fn what_is_refused_inside_an_object_is_named_with_the_object() {
+        fn inner(json: &str) -> Result<Fields<'_>, Invalid> {
+            let inner = read(json).expect("an object").object("x", &["n", "l", "x"])?;
+            Ok(inner.expect("it is there"))
+        }
+        let refused = |json: &str| inner(json).expect_err(json).field;
+        for json in [r#"{"x":null}"#, r#"{"x":[]}"#, r#"{"x":1}"#, r#"{"x":"{}"}"#] {
+            assert_eq!(refused(json), "x", "{json}");
+        }
+        assert_eq!(refused(r#"{"x":{"N":1}}"#), "x.N");
+        assert_eq!(refused(r#"{"x":{"n":1,"n":1}}"#), "x.n");
+        let field = |result: Result<(), Invalid>| result.expect_err("refused").field;
+        let good = inner(r#"{"x":{"n":-1,"l":["a",1],"x":{"y":1}}}"#).expect("an object");
+        assert_eq!(field(good.whole_number("n").map(drop)), "x.n");
+        assert_eq!(field(good.strings("l").map(drop)), "x.l[1]");
+        assert_eq!(field(good.object("x", &["z"]).map(drop)), "x.x.y");
+        let empty = inner(r#"{"x":{}}"#).expect("an object");
+        assert_eq!(field(empty.required_whole_number("n").map(drop)), "x.n");
+        assert_eq!(field(empty.required_string("n").map(drop)), "x.n");
+        assert!(read("{}").expect("an object").object("x", &[]).expect("left out").is_none());
+    }
+
+    #[test]
+    fn true_and_false_and_nothing_else_are_booleans() {
+        let boolean = |json: &str| read(json).expect("an object").boolean("x").map_err(|invalid| invalid.field);
+        assert_eq!(boolean(r#"{"x":true}"#), Ok(Some(true)));
+        assert_eq!(boolean(r#"{"x":false}"#), Ok(Some(false)));
+        assert_eq!(boolean("{}"), Ok(None));
+        for json in [r#"{"x":null}"#, r#"{"x":"true"}"#, r#"{"x":1}"#] {
+            assert_eq!(boolean(json), Err("x".into()), "{json}");
+        }
     }
 }

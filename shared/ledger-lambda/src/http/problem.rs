@@ -2,6 +2,9 @@
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
+use ledger_domain::claim::TokenError;
+use ledger_domain::claims::ActProblem;
+use ledger_domain::transition::ActRefused;
 use ledger_domain::{Invalid, Refusal, Undecided};
 use serde::Serialize;
 
@@ -10,19 +13,42 @@ use serde::Serialize;
 pub enum Kind {
     /// The request is not acceptable; nothing was done. 400.
     InvalidInput,
+    /// A lease is missing, no number, or out of bounds; nothing was done. 400.
+    InvalidLease,
+    /// The response to be stored cannot be read; nothing was done. 400.
+    InvalidResponse,
+    /// A token has not the form of one; nothing was done. 400.
+    MalformedToken,
     /// Nobody vouches for the caller. 401.
     UnknownCaller,
     /// The caller is not granted this tenant; says nothing about whether the message exists. 403.
     TenantNotGranted,
+    /// A token was not given out by this deployment for this message; nothing was done. 403.
+    ForeignToken,
     /// There is no such route. 404.
     UnknownRoute,
+    /// No tier knows the message whose claim is acted on. 404.
+    UnknownClaim,
     /// The route does not take this method. 405.
     MethodNotAllowed,
     /// The request did not arrive in time. 408, from `local` only; on AWS the gateway answers so.
     RequestTimeout,
-    /// The body, or something in it, is too large; nothing was done. 413.
+    /// The claim has moved on: another attempt or another registration stands; nothing was done. 409.
+    StaleClaim,
+    /// The claim is resolved already, with other content; that stands. 409.
+    ClaimResolved,
+    /// The claim has failed already; nothing was done. 409.
+    ClaimFailed,
+    /// The message's window is over; nothing was done. 409.
+    ClaimWindowOver,
+    /// The body is too large; nothing was done. 413.
     TooLarge,
-    /// No tier could decide. The check may have registered: retry with the same `requestId`. 503 with `Retry-After`.
+    /// The response to be stored is too large; nothing was done. 413.
+    ResponseTooLarge,
+    /// The answer would be larger than Lambda passes on. 500; asking for less at once helps, asking again does not.
+    AnswerTooLarge,
+    /// No tier could decide. The check may have registered, the act may have happened: retry, a check with the same `requestId`,
+    /// an act with the same content. 503 with `Retry-After`.
     Undecided,
     /// A search could not be made. 503 with `Retry-After`.
     Unavailable,
@@ -32,8 +58,12 @@ impl Kind {
     fn parts(self) -> (&'static str, StatusCode, &'static str) {
         match self {
             Self::InvalidInput => ("invalid-input", StatusCode::BAD_REQUEST, "The request is not acceptable"),
+            Self::InvalidLease => ("invalid-lease", StatusCode::BAD_REQUEST, "The lease is not acceptable"),
+            Self::InvalidResponse => ("invalid-response", StatusCode::BAD_REQUEST, "The response cannot be stored"),
+            Self::MalformedToken => ("malformed-token", StatusCode::BAD_REQUEST, "The token is none"),
             Self::UnknownCaller => ("unknown-caller", StatusCode::UNAUTHORIZED, "The caller is not known"),
             Self::TenantNotGranted => ("tenant-not-granted", StatusCode::FORBIDDEN, "The tenant is not granted"),
+            Self::ForeignToken => ("foreign-token", StatusCode::FORBIDDEN, "The token is not of this message"),
             Self::UnknownRoute => ("unknown-route", StatusCode::NOT_FOUND, "There is no such route"),
             Self::MethodNotAllowed => {
                 ("method-not-allowed", StatusCode::METHOD_NOT_ALLOWED, "The route does not take this method")
@@ -41,12 +71,28 @@ impl Kind {
             Self::RequestTimeout => {
                 ("request-timeout", StatusCode::REQUEST_TIMEOUT, "The request did not arrive in time")
             }
+            Self::UnknownClaim => ("unknown-claim", StatusCode::NOT_FOUND, "The message is not known"),
+            Self::StaleClaim => ("stale-claim", StatusCode::CONFLICT, "The claim has moved on"),
+            Self::ClaimResolved => ("claim-resolved", StatusCode::CONFLICT, "The claim is resolved already"),
+            Self::ClaimFailed => ("claim-failed", StatusCode::CONFLICT, "The claim has failed already"),
+            Self::ClaimWindowOver => ("claim-window-over", StatusCode::CONFLICT, "The message's window is over"),
+            Self::ResponseTooLarge => {
+                ("response-too-large", StatusCode::PAYLOAD_TOO_LARGE, "The response to be stored is too large")
+            }
             Self::TooLarge => ("too-large", StatusCode::PAYLOAD_TOO_LARGE, "The request is too large"),
+            Self::AnswerTooLarge => {
+                ("answer-too-large", StatusCode::INTERNAL_SERVER_ERROR, "The answer is too large to be sent")
+            }
             Self::Undecided => ("undecided", StatusCode::SERVICE_UNAVAILABLE, "No tier could decide"),
             Self::Unavailable => ("unavailable", StatusCode::SERVICE_UNAVAILABLE, "A tier did not answer"),
         }
     }
 }
+
+/// The lease's field in a check.
+pub const CHECK_LEASE: &str = "claim.leaseSeconds";
+/// The lease's field in a renewal.
+pub const ACT_LEASE: &str = "leaseSeconds";
 
 /// How long to wait before asking again after a 503, in seconds.
 const RETRY_AFTER_SECONDS: u32 = 1;
@@ -75,12 +121,23 @@ impl Problem {
         let retry_after_seconds = match kind {
             Kind::Undecided | Kind::Unavailable => Some(RETRY_AFTER_SECONDS),
             Kind::InvalidInput
+            | Kind::InvalidLease
+            | Kind::InvalidResponse
+            | Kind::MalformedToken
             | Kind::UnknownCaller
             | Kind::TenantNotGranted
+            | Kind::ForeignToken
             | Kind::UnknownRoute
+            | Kind::UnknownClaim
             | Kind::MethodNotAllowed
             | Kind::RequestTimeout
-            | Kind::TooLarge => None,
+            | Kind::StaleClaim
+            | Kind::ClaimResolved
+            | Kind::ClaimFailed
+            | Kind::ClaimWindowOver
+            | Kind::TooLarge
+            | Kind::ResponseTooLarge
+            | Kind::AnswerTooLarge => None,
         };
         Self {
             urn: format!("urn:dedup-ledger:problem:{name}"),
@@ -91,6 +148,12 @@ impl Problem {
             reason: None,
             retry_after_seconds,
         }
+    }
+
+    /// A refused field as a problem of `kind`.
+    #[must_use]
+    pub fn invalid(kind: Kind, invalid: Invalid) -> Self {
+        Self::new(kind, invalid.to_string()).with_field(invalid.field)
     }
 
     /// The same, naming a field of the request.
@@ -120,7 +183,7 @@ impl Problem {
 
 impl From<Invalid> for Problem {
     fn from(invalid: Invalid) -> Self {
-        Self::new(Kind::InvalidInput, invalid.to_string()).with_field(invalid.field)
+        Self::invalid(Kind::InvalidInput, invalid)
     }
 }
 
@@ -146,8 +209,38 @@ impl From<Undecided> for Problem {
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
         match refusal {
+            Refusal::Invalid(invalid) if invalid.field == CHECK_LEASE => Self::invalid(Kind::InvalidLease, invalid),
             Refusal::Invalid(invalid) => invalid.into(),
             Refusal::Undecided(undecided) => undecided.into(),
+        }
+    }
+}
+
+impl From<ActProblem> for Problem {
+    fn from(problem: ActProblem) -> Self {
+        let detail = problem.to_string();
+        match problem {
+            ActProblem::Invalid(invalid) if invalid.field == ACT_LEASE => Self::invalid(Kind::InvalidLease, invalid),
+            ActProblem::Invalid(invalid) => invalid.into(),
+            ActProblem::Token(error) => {
+                let kind = match error {
+                    TokenError::Malformed => Kind::MalformedToken,
+                    TokenError::Foreign => Kind::ForeignToken,
+                };
+                // What was sent is not said back: it may be good for another message.
+                Self::invalid(kind, Invalid::new("token", "the token that a check of this message was answered with"))
+            }
+            ActProblem::Refused(refused) => {
+                let kind = match refused {
+                    ActRefused::Stale => Kind::StaleClaim,
+                    ActRefused::Resolved => Kind::ClaimResolved,
+                    ActRefused::Failed => Kind::ClaimFailed,
+                    ActRefused::WindowOver => Kind::ClaimWindowOver,
+                };
+                Self::new(kind, detail)
+            }
+            ActProblem::UnknownClaim => Self::new(Kind::UnknownClaim, detail),
+            ActProblem::Undecided(undecided) => undecided.into(),
         }
     }
 }

@@ -1,87 +1,11 @@
-//! The HTTP face of a check: the wire format, and each kind of bad input with its problem.
+//! The wire format of checks, and each kind of bad input with its problem.
 
-#![expect(
-    clippy::expect_used,
-    clippy::future_not_send,
-    reason = "tests: one that cannot be set up fails, each on one thread"
-)]
-
-use std::sync::Arc;
-
-use axum::Router;
-use axum::body::{Body, to_bytes};
-use check::{App, router};
-use http::{Request, Response, StatusCode};
-use ledger_domain::ports::{Clock, HotTier};
-use ledger_domain::{Tenant, Timestamp};
-use ledger_lambda::env::{Env, Tenants};
-use ledger_lambda::http::Caller;
-use ledger_stores::memory::MemoryHotTier;
-use ledger_testkit::clock::ManualClock;
-use ledger_testkit::house::{House, Send};
+use axum::body::Body;
+use http::Request;
+use ledger_testkit::house::Send;
 use serde_json::{Value, json};
-use tower::ServiceExt;
 
-const HASH: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
-
-struct Test {
-    router: Router,
-    queue: Arc<ledger_testkit::house::ScriptedQueue>,
-}
-
-fn start_with(default_tenant: Option<&str>) -> Test {
-    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(Timestamp::from_millis(1_790_000_000_000)));
-    let hot: Arc<dyn HotTier> = Arc::new(MemoryHotTier::new(10_000, Arc::clone(&clock)));
-    let House { ledger, queue, .. } = House::new(hot, None, clock);
-    let tenants: Tenants = Env::of([("LEDGER_TENANTS", "t,t2")]).required_tenants().expect("valid");
-    let default_tenant = default_tenant.map(|name| Tenant::parse(name).expect("valid"));
-    let app = App { ledger, tenants, default_tenant };
-    Test { router: router(Arc::new(app)), queue }
-}
-
-fn start() -> Test {
-    start_with(None)
-}
-
-struct Answer {
-    status: StatusCode,
-    content_type: String,
-    retry_after: Option<String>,
-    body: Value,
-}
-
-impl Test {
-    async fn send(&self, request: Request<Body>) -> Answer {
-        let response: Response<Body> = self.router.clone().oneshot(request).await.expect("infallible");
-        let header = |name| response.headers().get(name).map(|value| value.to_str().expect("ascii").to_owned());
-        let (content_type, retry_after) = (header("content-type").unwrap_or_default(), header("retry-after"));
-        let status = response.status();
-        let bytes = to_bytes(response.into_body(), usize::MAX).await.expect("in memory");
-        Answer { status, content_type, retry_after, body: serde_json::from_slice(&bytes).unwrap_or(Value::Null) }
-    }
-
-    async fn post(&self, path: &str, body: impl Into<Body>) -> Answer {
-        let mut request = Request::post(path).body(body.into()).expect("valid");
-        request.extensions_mut().insert(Caller::named("tester").expect("valid"));
-        self.send(request).await
-    }
-
-    async fn check(&self, body: &Value) -> Answer {
-        self.post("/v1/check", body.to_string()).await
-    }
-
-    /// Refused with 400 naming `field`, and nothing was registered.
-    async fn refused(&self, body: &str, field: &str) {
-        let answer = self.post("/v1/check", body.to_owned()).await;
-        assert_eq!(answer.status, 400, "{body}: {}", answer.body);
-        assert_eq!(answer.body["field"], field, "{body}: {}", answer.body);
-        assert_eq!(answer.body["type"], "urn:dedup-ledger:problem:invalid-input");
-        assert_eq!(answer.body["status"], 400);
-        assert!(answer.body["detail"].as_str().is_some_and(|detail| detail.contains("expected")), "{}", answer.body);
-        assert_eq!(answer.content_type, "application/problem+json");
-        assert!(self.queue.taken().is_empty(), "nothing was done");
-    }
-}
+use crate::edge::{HASH, start, start_with};
 
 fn valid() -> Value {
     json!({"scope": "t:as4", "key": "k", "payloadSha256": HASH})
@@ -276,16 +200,15 @@ async fn in_a_batch_each_item_has_its_own_verdict_or_problem() {
         with("scope", json!("stranger:as4")),
         "nonsense",
         with("key", json!("other")),
-        with("claim", json!({"leaseSeconds": 60})),
     ]);
     let answer = test.post("/v1/check/batch", json!({ "items": items }).to_string()).await;
     assert_eq!(answer.status, 200);
     let results = answer.body["results"].as_array().expect("results");
     let statuses: Vec<_> = results.iter().map(|result| result["status"].clone()).collect();
-    assert_eq!(json!(statuses), json!(["NEW", 400, "SEEN", 403, 400, "NEW", 400]));
+    assert_eq!(json!(statuses), json!(["NEW", 400, "SEEN", 403, 400, "NEW"]));
     assert_eq!(results[1]["field"], "ttlSeconds");
     assert_eq!(results[2]["retryCount"], 1);
-    assert_eq!(results[6]["field"], "claim", "claims come in a later release");
+    assert_eq!(answer.body.get("applied"), None, "of an atomic batch only");
 }
 
 #[tokio::test]
