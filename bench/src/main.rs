@@ -9,6 +9,7 @@
     reason = "a measurement that cannot be made ends the run: a number would be worse than none"
 )]
 
+mod checks;
 mod cold;
 mod hot;
 mod start;
@@ -17,13 +18,20 @@ mod timing;
 
 use std::process::ExitCode;
 
+use mimalloc::MiMalloc;
 use table::Table;
 
-const USAGE: &str = "ledger-bench hot|cold|start [BINARY]
+/// As the check function has it, for both sides.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
+
+const USAGE: &str = "ledger-bench hot [http]|cold|start [BINARY]|checks N
 
   hot    checks against the bare commands on Redis: rates, latency, memory, and the HTTP router on a socket
+         (`hot http`: the last alone)
   cold   facts into PostgreSQL against a bare unnest insert and COPY
-  start  a release build of the check function (target/release/check, or BINARY): its size, and how soon it asks for work";
+  start  a release build of the check function (target/release/check, or BINARY): its size, and how soon it asks for work
+  checks N  N first checks and N repeats in memory and nothing else, for an instruction counter";
 
 /// As many threads as a function with one virtual CPU has: the rates then say what a check costs, not how many cores were
 /// free. Redis has a process of its own.
@@ -37,9 +45,14 @@ fn main() -> ExitCode {
     let mut table = Table::default();
     match args.as_slice() {
         ["hot"] => hot::run(&mut table),
+        ["hot", "http"] => hot::run_http(&mut table),
         ["cold"] => one_thread().block_on(cold::run(&mut table)),
         ["start"] => start::run(&mut table, "target/release/check".as_ref()),
         ["start", binary] => start::run(&mut table, binary.as_ref()),
+        ["checks", count] => {
+            one_thread().block_on(checks::run(count.parse().expect("a number of checks")));
+            return ExitCode::SUCCESS;
+        }
         _ => {
             println!("{USAGE}");
             return ExitCode::from(2);

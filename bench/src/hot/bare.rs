@@ -8,7 +8,7 @@ use redis::aio::{ConnectionLike as _, MultiplexedConnection};
 use redis::io::tcp::TcpSettings;
 use redis::{Client, Cmd, IntoConnectionInfo as _, Pipeline, ProtocolVersion, RedisResult, Script, Value};
 
-use super::load::{Load, POPULATION, Side};
+use super::load::{Load, POPULATION, RESPONSE_BYTES, Side};
 use crate::timing::spread;
 
 /// How long a PENDING stands, with its grace, in milliseconds.
@@ -34,6 +34,15 @@ if v and string.sub(v, 1, 20) == ARGV[1] then
 end
 return 0";
 
+/// The least that a claim's transition is: compare, write, keep the expiry.
+const AMEND: &str = "
+local v = redis.call('GET', KEYS[1])
+if v and string.sub(v, 1, 20) == ARGV[1] then
+  redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL')
+  return 1
+end
+return 0";
+
 /// A key of sixteen bytes.
 type Key = [u8; 16];
 
@@ -42,6 +51,7 @@ pub(super) struct Bare {
     connection: MultiplexedConnection,
     settle: String,
     count: String,
+    amend: String,
     expires_at_ms: u64,
     next: AtomicU64,
 }
@@ -54,14 +64,16 @@ impl Bare {
         let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true)).set_redis_settings(resp3);
         let client = Client::open(info).expect("a URL of the fixture");
         let mut connection = client.get_multiplexed_async_connection().await.expect("the server answers");
-        let (settle, count) = (Script::new(SETTLE), Script::new(COUNT));
+        let (settle, count, amend) = (Script::new(SETTLE), Script::new(COUNT), Script::new(AMEND));
         settle.prepare_invoke().load_async(&mut connection).await.expect("a script of this file");
+        amend.prepare_invoke().load_async(&mut connection).await.expect("a script of this file");
         count.prepare_invoke().load_async(&mut connection).await.expect("a script of this file");
         let time: (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await.expect("the server's time");
         Self {
             connection,
             settle: settle.get_hash().to_owned(),
             count: count.get_hash().to_owned(),
+            amend: amend.get_hash().to_owned(),
             expires_at_ms: time.0 * 1_000 + WINDOW_MS,
             next: AtomicU64::new(POPULATION),
         }
@@ -103,13 +115,38 @@ fn script(sha: &str, key: &Key) -> Cmd {
     cmd
 }
 
+impl Bare {
+    /// A look, the act, and its mark cleared: values that hold the response.
+    async fn resolve(&self, keys: &[Key]) {
+        let look = |key: &Key| {
+            let mut cmd = Cmd::with_capacity(2, 20);
+            cmd.arg("GET").arg(key.as_slice());
+            cmd
+        };
+        for reply in self.send(keys.iter().map(look).collect()).await {
+            assert!(matches!(reply, Value::BulkString(_)), "GET replied {reply:?}");
+        }
+        for (from, to) in [(2, 5), (5, 5)] {
+            let amend = |key: &Key| {
+                let resolved = [value(key, to).as_slice(), &[b'x'; RESPONSE_BYTES]].concat();
+                let mut cmd = script(&self.amend, key);
+                cmd.arg(&value(key, from)[..IDENTITY_LEN]).arg(resolved);
+                cmd
+            };
+            for reply in self.send(keys.iter().map(amend).collect()).await {
+                assert_eq!(reply, Value::Int(1), "the script's reply");
+            }
+        }
+    }
+}
+
 impl Side for Bare {
     type Call = (Load, Vec<Key>);
 
     fn calls(&self, load: Load, calls: usize, batch: usize) -> Vec<Self::Call> {
         let one = || {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
-            let number = if load == Load::New { number } else { spread(number) % POPULATION };
+            let number = if load == Load::Seen { spread(number) % POPULATION } else { number };
             let mut key = [0; 16];
             key[..8].copy_from_slice(&spread(number).to_be_bytes());
             key[8..].copy_from_slice(&spread(!number).to_be_bytes());
@@ -120,10 +157,10 @@ impl Side for Bare {
 
     async fn call(self: &Arc<Self>, (load, keys): Self::Call) {
         for reply in self.send(keys.iter().map(begin).collect()).await {
-            assert_eq!(matches!(reply, Value::Nil), load == Load::New, "SET NX GET replied {reply:?}");
+            assert_eq!(matches!(reply, Value::Nil), load != Load::Seen, "SET NX GET replied {reply:?}");
         }
         let second = |key: &Key| match load {
-            Load::New => {
+            Load::New | Load::Claim => {
                 let mut cmd = script(&self.settle, key);
                 cmd.arg(&value(key, 1)[..IDENTITY_LEN]).arg(value(key, 2).as_slice()).arg(self.expires_at_ms);
                 cmd
@@ -136,6 +173,9 @@ impl Side for Bare {
         };
         for reply in self.send(keys.iter().map(second).collect()).await {
             assert_eq!(reply, Value::Int(1), "the script's reply");
+        }
+        if load == Load::Claim {
+            self.resolve(&keys).await;
         }
     }
 

