@@ -57,6 +57,7 @@ pub(crate) enum Told {
 
 /// What comes next of a call.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, on its way to where it is kept")]
 pub(crate) enum Next {
     Ask(Ask),
     Told(Told),
