@@ -1,6 +1,6 @@
 //! The keys for claims' tokens: given by `LEDGER_TOKEN_KEYS`, else one of its own, kept in the data folder.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
@@ -31,6 +31,8 @@ pub(crate) fn of(env: &Env, data: &Path, entropy: &dyn Entropy) -> Result<TokenK
             let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside);
             file.and_then(|mut file| file.write_all(key.as_bytes()).and_then(|()| file.sync_all())).map_err(failed)?;
             std::fs::rename(&beside, &path).map_err(failed)?;
+            // So that the name, too, survives the power.
+            File::open(data).and_then(|folder| folder.sync_all()).map_err(failed)?;
             key
         }
         Err(error) => return Err(failed(error)),

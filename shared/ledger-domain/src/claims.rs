@@ -101,6 +101,8 @@ impl Ledger {
         let slot = Slot::of(&request.subject.scope, &request.subject.key);
         let claim = self.tokens.verify(&slot, &request.token)?;
         let (mut waited_ms, mut pause_ms, mut failures) = (0, FIRST_PAUSE_MS, 0);
+        // What the cold ledger did while the hot tier held nothing; the hot tier may hold the claim again since.
+        let mut in_cold: Option<Acknowledged> = None;
         for _ in 0..TRIES {
             // A fresh look each time: a frozen process must not act on the time it went to sleep.
             let now = self.clock.now().map_err(|_| Undecided::Clock)?;
@@ -114,11 +116,19 @@ impl Ledger {
             };
             let record = match found {
                 Found::Record(record) => record,
-                Found::Absent => return self.act_in_cold(request, slot, &claim, now).await,
+                Found::Absent => match (in_cold, self.act_in_cold(request, slot, &claim, now).await?) {
+                    (Some(acknowledged), _) | (None, InCold::Healed(acknowledged)) => return Ok(acknowledged),
+                    (None, InCold::NotHealed(acknowledged)) => {
+                        // Something stands there by now, read from the row before this act perhaps: it must learn of it.
+                        in_cold = Some(acknowledged);
+                        continue;
+                    }
+                },
                 Found::Unreadable => return Err(Undecided::Unsupported.into()),
             };
             match act(&record, &claim, &request.act, now) {
-                Acted::Refused(refused) => return Err(refused.into()),
+                // Another registration, or another attempt, follows what the cold ledger did.
+                Acted::Refused(refused) => return in_cold.ok_or(refused.into()),
                 Acted::Stands if !record.undurable => return Ok(acknowledged(&record, DecidedBy::Hot)),
                 Acted::Stands => return self.make_durable(request, slot, *record).await,
                 Acted::Changed(to) => {
@@ -184,7 +194,7 @@ impl Ledger {
         slot: Slot,
         claim: &ClaimId,
         now: Timestamp,
-    ) -> Result<Acknowledged, ActProblem> {
+    ) -> Result<InCold, ActProblem> {
         let vouched = self.trust.vouches_for_misses();
         let Some(cold) = &self.cold else {
             return Err(if vouched { ActProblem::UnknownClaim } else { Undecided::Absence.into() });
@@ -194,15 +204,10 @@ impl Ledger {
             Undecided::ColdLedger
         })?;
         match acted {
-            ActedCold::Done(record) => {
-                let acknowledged = acknowledged(&record, DecidedBy::Cold);
-                if let Some(Err(error)) = self.hot.heal(&[Heal { slot, row: *record }]).await.pop() {
-                    tracing::warn!(error = chain(&error), "the hot tier was not healed from the cold ledger");
-                }
-                Ok(acknowledged)
-            }
+            ActedCold::Done(record) => Ok(self.heal_after_act(slot, *record).await),
             ActedCold::Unchanged(Some(record)) => match act(&record, claim, &request.act, now) {
-                Acted::Stands => Ok(acknowledged(&record, DecidedBy::Cold)),
+                Acted::Stands => Ok(self.heal_after_act(slot, *record).await),
+                Acted::Refused(_) if is_behind(&record, claim, vouched, now) => Err(Undecided::Absence.into()),
                 Acted::Refused(refused) => Err(refused.into()),
                 // It changed between the statement and the look.
                 Acted::Changed(_) | Acted::Pending => Err(Undecided::Contended.into()),
@@ -211,6 +216,37 @@ impl Ledger {
             ActedCold::Unchanged(None) => Err(Undecided::Absence.into()),
         }
     }
+}
+
+impl Ledger {
+    async fn heal_after_act(&self, slot: Slot, row: Record) -> InCold {
+        let acknowledged = acknowledged(&row, DecidedBy::Cold);
+        match self.hot.heal(&[Heal { slot, row }]).await.pop() {
+            Some(Ok(true)) => InCold::Healed(acknowledged),
+            Some(Ok(false)) | None => InCold::NotHealed(acknowledged),
+            Some(Err(error)) => {
+                tracing::warn!(error = chain(&error), "the hot tier may not be healed from the cold ledger");
+                InCold::NotHealed(acknowledged)
+            }
+        }
+    }
+}
+
+/// An act that stands in the cold ledger.
+enum InCold {
+    /// And in the hot tier, which held nothing.
+    Healed(Acknowledged),
+    /// Whether in the hot tier is not known: something may stand there again.
+    NotHealed(Acknowledged),
+}
+
+/// Whether the row cannot speak of `claim`, because facts about it are still on their way: it knows an earlier attempt only, or,
+/// where the hot tier may have lost the claim, an earlier registration.
+fn is_behind(row: &Record, claim: &ClaimId, vouched: bool, now: Timestamp) -> bool {
+    if row.registration_id == claim.registration_id {
+        return row.attempt < claim.attempt;
+    }
+    !vouched && row.is_over(now)
 }
 
 fn acknowledged(record: &Record, decided_by: DecidedBy) -> Acknowledged {

@@ -244,7 +244,8 @@ impl Record {
             self.attempt_source.clone_from(&other.attempt_source);
             self.ended.clone_from(&other.ended);
         }
-        // One registration has one answer; a fact about a repeat leaves it out.
+        // One registration has one answer; a fact about a repeat leaves it out. Were it resolved in two tiers during a split,
+        // with two answers, the one that came first would stand: the trail tells.
         if self.response.is_none() {
             self.response.clone_from(&other.response);
         }

@@ -83,15 +83,15 @@ pub fn begin(found: Found, pending: &Record) -> Result<Record, Found> {
     }
 }
 
-/// Settles a first PENDING: writes `settled` where the PENDING of `guard` stands. Where the same check already stands
-/// confirmed, that is success too and nothing is written.
+/// Settles a first PENDING: writes `settled` where the PENDING of `guard` stands. Where the same check already stands in
+/// `settled`'s state, that is success too and nothing is written; a claim that has ended since is [`Swapped::Moved`].
 #[must_use]
 pub fn settle(found: Found, guard: &Guard, settled: &Record) -> (Option<Record>, Swapped) {
     match found {
         Found::Record(record) if record.state == State::Pending && guard.same_check(&record) => {
             (Some(settled.clone()), Swapped::Done)
         }
-        Found::Record(record) if record.state != State::Pending && guard.same_check(&record) => (None, Swapped::Done),
+        Found::Record(record) if record.state == settled.state && guard.same_check(&record) => (None, Swapped::Done),
         Found::Absent | Found::Record(_) | Found::Unreadable => (None, Swapped::Moved(found)),
     }
 }
@@ -277,14 +277,15 @@ pub enum Acted {
 /// over.
 #[must_use]
 pub fn act(record: &Record, claim: &ClaimId, act: &Act, now: Timestamp) -> Acted {
+    if record.state == State::Pending && !record.is_over(now) {
+        // Another registration's too: the cold ledger may be about to find that this claim stands.
+        return Acted::Pending;
+    }
     if record.registration_id != claim.registration_id {
         return Acted::Refused(ActRefused::Stale);
     }
     if record.is_over(now) {
         return Acted::Refused(ActRefused::WindowOver);
-    }
-    if record.state == State::Pending {
-        return Acted::Pending;
     }
     if ClaimId::of(record) != *claim {
         return Acted::Refused(ActRefused::Stale);

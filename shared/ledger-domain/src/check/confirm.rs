@@ -16,7 +16,7 @@ use crate::fact::Fact;
 use crate::ports::{Amend, Registered, Settle, StoreError, chain};
 use crate::record::{Record, State};
 use crate::time::Timestamp;
-use crate::transition::{Amended, Found, Sighting, Swapped};
+use crate::transition::{Amended, Found, Guard, Sighting, Swapped};
 use crate::verdict::{Claim, DecidedBy, NewVerdict, Undecided, Verdict};
 
 /// How long a fact may be on its way, in milliseconds: a queue's two attempts of two seconds each. One that is sent again
@@ -39,6 +39,8 @@ pub(crate) enum Sent {
 pub(super) struct Confirm {
     /// Of which item.
     pub(super) at: usize,
+    /// The first PENDING that was won. The cold ledger may have decided for another registration than that one's.
+    pub(super) guard: Guard,
     /// As it is to stand; [`Record::undurable`] where its fact is not known to be durable.
     pub(super) record: Record,
     /// For a take-over: the record as it stands, the PENDING over it.
@@ -102,7 +104,7 @@ impl Ledger {
                 }
             }
             answers.push(new(&record));
-            to_confirm.push(Confirm { at, record, over });
+            to_confirm.push(Confirm { at, guard: Won::guard(&record), record, over });
         }
         if !to_release.is_empty() {
             // It only hastens the lapse: whatever comes of it, the PENDING is gone at its deadline.
@@ -178,12 +180,12 @@ impl Ledger {
         let mut outcomes: Vec<Confirmed> = confirms.iter().map(|_| Confirmed::Unknown).collect();
         let (mut settles, mut amends) = (Vec::with_capacity(confirms.len()), Vec::new());
         let (mut of_settles, mut of_amends) = (Vec::with_capacity(confirms.len()), Vec::new());
-        for (place, Confirm { at, record, over }) in confirms.into_iter().enumerate() {
+        for (place, Confirm { at, guard, record, over }) in confirms.into_iter().enumerate() {
             let prepared = items[at].prepared;
             match over {
                 None => {
                     of_settles.push(place);
-                    settles.push(Settle { slot: prepared.slot, guard: Won::guard(&record), settled: record });
+                    settles.push(Settle { slot: prepared.slot, guard, settled: record });
                 }
                 Some(read) => {
                     of_amends.push(place);

@@ -9,14 +9,14 @@
 use std::collections::HashSet;
 
 use super::confirm::{Confirm, Confirmed, SEND_MARGINS_MS, Sent, cold_ledger_failed, is_earlier};
-use super::item::{Item, Step};
+use super::item::{Item, Step, Won};
 use super::judge::{Judged, judge, seen_verdict};
 use super::{Check, Ledger, Prepared};
 use crate::attempt::Attempt;
 use crate::digest::Slot;
 use crate::fact::Fact;
 use crate::policy::ConfirmMiss;
-use crate::ports::{StoreError, Together, chain};
+use crate::ports::{Heal, StoreError, Together, chain};
 use crate::record::Record;
 use crate::text::Invalid;
 use crate::time::Timestamp;
@@ -53,6 +53,8 @@ pub enum Looked {
 enum Stopped {
     /// Some item cannot be won.
     Taken,
+    /// The cold ledger holds some item: what stands there, by place.
+    TakenInCold(Vec<(usize, Record)>),
     /// No tier can decide.
     Undecided(Undecided),
 }
@@ -121,15 +123,22 @@ impl Ledger {
             Err(stopped) => stopped,
         };
         // What was won lapses; a compare of the same four hastens that where no retry of the caller's may have adopted it.
+        // Once facts were sent nothing is let go of: they may be durable.
+        let may_release = !matches!(stopped, Stopped::Undecided(Undecided::Unconfirmed));
         let releases: Vec<_> = items
             .iter()
             .filter_map(|item| item.won().filter(|won| won.over.is_none()).and_then(|won| item.release(&won.confirmed)))
             .collect();
-        if !releases.is_empty() {
+        if may_release && !releases.is_empty() {
             self.hot.release(&releases).await;
         }
         match stopped {
-            Stopped::Taken => (false, self.look(prepared).await),
+            Stopped::Taken => {
+                // Whoever meets an answer that is not known to be durable makes it so.
+                self.make_marked_durable(&mut items).await;
+                (false, self.look(prepared).await)
+            }
+            Stopped::TakenInCold(rows) => (false, self.look_in_cold(prepared, rows).await),
             Stopped::Undecided(why) => (false, prepared.iter().map(|_| Err(why.into())).collect()),
         }
     }
@@ -220,7 +229,7 @@ impl Ledger {
             let record = Record { undurable, ..won.confirmed.clone() };
             let new = self.new_verdict(items[at].prepared, &record, won.replayed, DecidedBy::Hot);
             answers.push((at, NewVerdict { taken_over: won.over.is_some(), ..new }));
-            confirms.push(Confirm { at, record, over: won.over.clone() });
+            confirms.push(Confirm { at, guard: Won::guard(&record), record, over: won.over.clone() });
         }
         let confirmed = self.confirm(items, confirms).await;
         let all = confirmed.iter().all(|confirmed| matches!(confirmed, Confirmed::Yes));
@@ -267,24 +276,48 @@ impl Ledger {
         }
         let cold = self.cold.as_ref().ok_or(undecided(Undecided::ColdLedger))?;
         let subject = |at: usize| items[at].prepared.check.subject.clone();
-        let wanted: Vec<_> = won.iter().map(|(at, won)| (subject(*at), won.confirmed.clone())).collect();
+        // The statement takes over by itself: what it wants to know is this check, as of when it won.
+        let wanted: Vec<_> = won
+            .iter()
+            .map(|(at, won)| match won.over {
+                Some(_) => (subject(*at), items[*at].pending(won.confirmed.won_at).confirmed()),
+                None => (subject(*at), won.confirmed.clone()),
+            })
+            .collect();
         let replay_seconds = won.iter().map(|(at, _)| items[*at].prepared.policy.replay_seconds).min().unwrap_or(0);
         let registered = cold.register_together(&wanted, replay_seconds).await;
         let records = match registered.map_err(|error| undecided(cold_ledger_failed(&error)))? {
             Together::All(records) => records,
-            Together::None(_) => return Err(Stopped::Taken),
+            Together::None(found) => {
+                let rows = won.iter().zip(found).filter_map(|((at, _), record)| Some((*at, record?)));
+                return Err(Stopped::TakenInCold(rows.collect()));
+            }
         };
         let mut confirms = Vec::with_capacity(won.len());
         let mut answers = Vec::with_capacity(won.len());
         for ((at, won), record) in won.into_iter().zip(records) {
             let replayed = won.replayed || is_earlier(&record, &won.confirmed);
+            let taken_over =
+                won.over.is_some() || (record.registration_id != won.confirmed.registration_id && !replayed);
             let new = self.new_verdict(items[at].prepared, &record, replayed, DecidedBy::Cold);
-            answers.push((at, NewVerdict { taken_over: won.over.is_some(), ..new }, record.clone()));
-            confirms.push(Confirm { at, record, over: won.over.clone() });
+            answers.push((at, NewVerdict { taken_over, ..new }, record.clone(), won.over.is_some()));
+            confirms.push(Confirm { at, guard: Won::guard(&won.confirmed), record, over: won.over.clone() });
         }
-        // The cold ledger has decided; the hot tier only learns of it, and the holder's acts find it in the cold ledger.
+        // Of a take-over that the cold ledger made on another registration than the hot tier holds, no holder could act.
+        let elsewhere = |confirm: &Confirm| {
+            confirm.over.as_ref().is_some_and(|over| over.registration_id != confirm.record.registration_id)
+        };
+        if confirms.iter().any(elsewhere) {
+            return Err(undecided(Undecided::Unconfirmed));
+        }
+        // The cold ledger has decided, and the hot tier only learns of it: where its PENDING is gone or lapses, a holder's acts
+        // find the claim in the cold ledger. What is taken over stands in the hot tier, and must stand there as decided.
         let confirmed = self.confirm(items, confirms).await;
-        for ((at, new, record), confirmed) in answers.into_iter().zip(confirmed) {
+        let mut all = answers.iter().zip(&confirmed);
+        if all.any(|((_, _, _, over), confirmed)| *over && !matches!(confirmed, Confirmed::Yes)) {
+            return Err(undecided(Undecided::Unconfirmed));
+        }
+        for ((at, new, record, _), confirmed) in answers.into_iter().zip(confirmed) {
             let confirmed = matches!(confirmed, Confirmed::Yes);
             if !confirmed {
                 self.repeats.offer(Fact::of(items[at].prepared.check.subject.clone(), &record));
@@ -292,6 +325,27 @@ impl Ledger {
             items[at].step = Step::Done(Ok(Verdict::New(NewVerdict { confirmed, ..new })));
         }
         Ok(())
+    }
+
+    /// As [`Ledger::look`], where the cold ledger holds what the hot tier does not; the hot tier learns of it.
+    async fn look_in_cold(
+        &self,
+        prepared: &[Prepared<'_>],
+        rows: Vec<(usize, Record)>,
+    ) -> Vec<Result<Looked, Refusal>> {
+        let mut looked = self.look(prepared).await;
+        let Ok(now) = self.clock.now() else { return looked };
+        let mut heals = Vec::with_capacity(rows.len());
+        for (at, row) in rows {
+            looked[at] = self.looked_at(&prepared[at], &row, now, DecidedBy::Cold);
+            heals.push(Heal { slot: prepared[at].slot, row });
+        }
+        for healed in self.hot.heal(&heals).await {
+            if let Err(error) = healed {
+                tracing::warn!(error = chain(&error), "the hot tier may not be healed from the cold ledger");
+            }
+        }
+        looked
     }
 
     /// What stands under the keys, as looked at: nothing is registered or counted.
@@ -302,7 +356,7 @@ impl Ledger {
         let looked = prepared.iter().zip(results).map(|(prepared, result)| match result {
             Ok(Found::Absent) => Ok(Looked::Free),
             Ok(Found::Unreadable) => Err(Undecided::Unsupported.into()),
-            Ok(Found::Record(record)) => self.looked_at(prepared, &record, now),
+            Ok(Found::Record(record)) => self.looked_at(prepared, &record, now, DecidedBy::Hot),
             Err(error) => {
                 tracing::warn!(error = chain(&error), "the hot tier did not answer");
                 Err(Undecided::HotTier.into())
@@ -311,16 +365,20 @@ impl Ledger {
         looked.collect()
     }
 
-    fn looked_at(&self, prepared: &Prepared<'_>, record: &Record, now: Timestamp) -> Result<Looked, Refusal> {
+    fn looked_at(
+        &self,
+        prepared: &Prepared<'_>,
+        record: &Record,
+        now: Timestamp,
+        decided_by: DecidedBy,
+    ) -> Result<Looked, Refusal> {
         match judge(record, prepared.nonce, now, prepared.policy.replay_seconds) {
             Judged::Over | Judged::TakeOver | Judged::Adopt | Judged::AdoptTakeOver(_) => Ok(Looked::Free),
-            Judged::Replay => {
-                Ok(Looked::Verdict(Verdict::New(self.new_verdict(prepared, record, true, DecidedBy::Hot))))
-            }
+            Judged::Replay => Ok(Looked::Verdict(Verdict::New(self.new_verdict(prepared, record, true, decided_by)))),
             // Nobody is told to discard what is not durable yet.
             Judged::Wait | Judged::Mark => Err(Undecided::Pending.into()),
             Judged::Repeat => {
-                let seen = seen_verdict(record, prepared, now, DecidedBy::Hot);
+                let seen = seen_verdict(record, prepared, now, decided_by);
                 seen.map(Looked::Verdict).map_err(Refusal::from)
             }
         }

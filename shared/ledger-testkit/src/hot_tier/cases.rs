@@ -147,6 +147,9 @@ pub async fn settling_what_moved_or_is_absent_writes_nothing(place: &Place) {
         Record { attempt: 2, ..won.clone() },
         Record { nonce: Nonce::from_bytes([0; 8]), ..won.clone() },
         Record { attempt: 258, ..won.confirmed() },
+        // The same check's, ended since by its holder: a second call of it must not be told NEW.
+        Record { state: State::Failed, ..won.clone() },
+        Record { state: State::Resolved, ..won.clone() },
     ];
     for (n, other) in (1..).zip(others) {
         let slot = slot("settle-moved", n);

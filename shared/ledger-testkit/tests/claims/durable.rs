@@ -23,6 +23,10 @@ super::on_each_place!(
     a_claim_that_only_the_cold_ledger_knows_is_acted_on_there_and_healed,
     a_claim_decided_in_the_cold_ledger_is_a_claim_like_any_other,
     a_plain_take_over_whose_fact_may_be_durable_is_told_so_and_lapses,
+    an_act_in_the_cold_ledger_is_not_undone_by_an_older_row_that_reaches_the_hot_tier_first,
+    another_registrations_pending_is_waited_for_and_no_refusal,
+    a_row_that_is_behind_refuses_no_holder,
+    a_second_call_of_one_check_is_not_told_new_once_the_first_has_resolved,
 );
 
 async fn a_claims_fact_is_durable_before_it_is_handed_out(p: Place) {
@@ -231,8 +235,69 @@ async fn a_plain_take_over_whose_fact_may_be_durable_is_told_so_and_lapses(p: Pl
 }
 
 /// The hot tier loses all it knew.
-fn forget(p: &mut Place) {
+pub(crate) fn forget(p: &mut Place) {
     let memory = ledger_stores::memory::MemoryHotTier::new(100, std::sync::Arc::clone(&p.clock) as _);
     p.hot = ledger_testkit::between::Between::new(std::sync::Arc::new(memory));
     p.house.ledger.hot = std::sync::Arc::clone(&p.hot) as _;
+}
+
+async fn an_act_in_the_cold_ledger_is_not_undone_by_an_older_row_that_reaches_the_hot_tier_first(mut p: Place) {
+    use ledger_domain::Slot;
+    use ledger_domain::ports::{Heal, HotTier};
+    for (payload, act) in [(1, resolve(b"x")), (2, renew(600))] {
+        p.clock.advance(40 * 86_400_000);
+        let new = p.told_new(claim(payload, 60)).await;
+        p.drain().await;
+        forget(&mut p);
+        // A refill has read the row before the act, and writes it after.
+        let row = p.cold.standing(&plain(1).subject).await.expect("answers").expect("a row");
+        let (hot, slot) = (std::sync::Arc::clone(&p.hot), Slot::of(&plain(1).subject.scope, &plain(1).subject.key));
+        p.hot.before(Op::Heal, async move { assert!(matches!(hot.heal(&[Heal { slot, row }]).await[..], [Ok(true)])) });
+        let done = p.done(&token(&new), act).await;
+        assert_eq!(done.decided_by, DecidedBy::Hot, "made good there");
+        p.clock.advance(2 * MINUTE_MS);
+        let seen = p.told_seen(claim(payload, 60)).await;
+        assert_eq!((seen.state, seen.attempt), (done.state, Some(1)), "nobody takes over");
+    }
+}
+
+async fn another_registrations_pending_is_waited_for_and_no_refusal(mut p: Place) {
+    let new = p.told_new(claim(1, 60)).await;
+    p.drain().await;
+    forget(&mut p);
+    p.house.queue.script([Send::DropAndLoseReply; 3]);
+    assert!(!p.told_new(plain(1)).await.durable, "another registration's PENDING stands");
+    assert_eq!(p.act(&token(&new), resolve(b"x")).await, Err(ActProblem::Undecided(Undecided::Pending)));
+    p.clock.advance(10_200);
+    assert_eq!(p.done(&token(&new), resolve(b"x")).await.decided_by, DecidedBy::Cold);
+}
+
+async fn a_row_that_is_behind_refuses_no_holder(mut p: Place) {
+    let first = p.told_new(claim(1, 60)).await;
+    p.drain().await;
+    p.done(&token(&first), fail("x")).await;
+    let second = p.told_new(claim(1, 60)).await;
+    forget(&mut p);
+    assert_eq!(p.act(&token(&second), resolve(b"x")).await, Err(ActProblem::Undecided(Undecided::Absence)));
+    p.drain().await;
+    assert_eq!(p.done(&token(&second), resolve(b"x")).await.attempt, 2);
+}
+
+async fn a_second_call_of_one_check_is_not_told_new_once_the_first_has_resolved(p: Place) {
+    // The caller gave up on its first call, and its second one went on with that PENDING; now the first comes to its end.
+    let asked = || with_request_id(claim(1, 60), "delivery-1");
+    let mut house = ledger_testkit::house::House::new(
+        std::sync::Arc::clone(&p.hot) as _,
+        Some(std::sync::Arc::clone(&p.cold)),
+        std::sync::Arc::clone(&p.clock) as _,
+    );
+    house.ledger.entropy = std::sync::Arc::new(ledger_stores::clock::OsEntropy);
+    p.hot.before(Op::Settle, async move {
+        let answer = house.ledger.check(&[asked()]).await;
+        let Ok(Verdict::New(new)) = &answer[0] else { panic!("expected NEW, got {answer:?}") };
+        let act = ledger_domain::claims::ClaimAct { subject: plain(1).subject, token: token(new), act: resolve(b"x") };
+        house.ledger.act(&act).await.expect("resolved");
+    });
+    let late = p.told_seen(asked()).await;
+    assert_eq!((late.disposition, late.response), (Disposition::Discard, Some(response(b"x"))));
 }

@@ -21,6 +21,9 @@ super::on_each_place!(
     a_crash_after_the_message_leaves_claims_that_the_cold_writer_confirms,
     a_failed_and_a_lapsed_one_are_taken_over_together,
     the_cold_ledger_decides_all_or_none_where_misses_are_confirmed,
+    a_miss_that_is_confirmed_and_a_take_over_go_together,
+    a_take_over_that_only_the_cold_ledger_knows_of_can_be_acted_on_at_once,
+    an_answer_that_is_not_durable_is_made_so_by_the_batch_that_meets_it,
     its_facts_are_persisted_together,
 );
 
@@ -50,6 +53,11 @@ impl Place {
         let answer = self.ask_together(checks).await;
         assert!(answer.applied, "{answer:?}");
         answer.items.iter().map(new).cloned().collect()
+    }
+
+    async fn act_on(&self, key: &str, new: &NewVerdict, act: ledger_domain::claim::Act) {
+        let act = ledger_domain::claims::ClaimAct { subject: level(key).subject, token: token(new), act };
+        self.house.ledger.act(&act).await.expect("the holder may");
     }
 
     async fn found(&self, key: &str) -> Found {
@@ -241,6 +249,8 @@ async fn the_cold_ledger_decides_all_or_none_where_misses_are_confirmed(p: Place
     let batch = [claiming(known.clone(), 60), level("free-1"), level("free-2")];
     let answer = p.ask_together(&batch).await;
     assert!(!answer.applied, "{answer:?}");
+    let Ok(Looked::Verdict(Verdict::Seen(seen))) = &answer.items[0] else { panic!("SEEN, got {answer:?}") };
+    assert_eq!((seen.disposition, seen.decided_by, seen.retry_count), (Disposition::Discard, DecidedBy::Cold, 0));
     for key in ["free-1", "free-2"] {
         assert_eq!(p.cold.standing(&level(key).subject).await.expect("answers"), None, "{key}");
     }
@@ -282,4 +292,47 @@ async fn its_facts_are_persisted_together(p: Place) {
     let written = writer.write(&[Fact::to_json_together(&facts)]).await;
     assert_eq!((written.failures.len(), written.persisted), (0, 3));
     assert!(p.cold.standing(&level(LEVELS[2]).subject).await.expect("answers").is_some());
+}
+
+async fn a_miss_that_is_confirmed_and_a_take_over_go_together(p: Place) {
+    p.confirm_each_miss();
+    let holder = |key| with_request_id(level(key), "somebody-else");
+    p.told_new(holder(LEVELS[0])).await;
+    let failed = p.told_new(holder(LEVELS[1])).await;
+    p.act_on(LEVELS[1], &failed, super::fail("x")).await;
+    p.drain().await;
+    p.clock.advance(MINUTE_MS);
+    let told = p.all_new(&levels()).await;
+    let attempts: Vec<_> = told.iter().map(|new| (new.attempt, new.retry_count, new.decided_by)).collect();
+    assert_eq!(attempts, [(Some(2), 1, DecidedBy::Cold), (Some(2), 1, DecidedBy::Cold), (Some(1), 0, DecidedBy::Cold)]);
+    for (key, new) in LEVELS.iter().zip(&told) {
+        p.act_on(key, new, super::resolve(key.as_bytes())).await;
+    }
+}
+
+async fn a_take_over_that_only_the_cold_ledger_knows_of_can_be_acted_on_at_once(mut p: Place) {
+    let holder = with_request_id(level(LEVELS[0]), "somebody-else");
+    let failed = p.told_new(holder).await;
+    p.act_on(LEVELS[0], &failed, super::fail("x")).await;
+    p.drain().await;
+    super::durable::forget(&mut p);
+    p.confirm_each_miss();
+    let told = p.all_new(&levels()).await;
+    assert_eq!(told.iter().map(|new| new.attempt).collect::<Vec<_>>(), [Some(2), Some(1), Some(1)]);
+    assert!(told.iter().all(|new| new.confirmed));
+    p.act_on(LEVELS[0], &told[0], super::resolve(b"x")).await;
+}
+
+async fn an_answer_that_is_not_durable_is_made_so_by_the_batch_that_meets_it(p: Place) {
+    let holder = p.told_new(with_request_id(level(LEVELS[0]), "somebody-else")).await;
+    p.house.queue.script([Send::Refuse]);
+    let act = ledger_domain::claims::ClaimAct {
+        subject: level(LEVELS[0]).subject,
+        token: token(&holder),
+        act: super::resolve(b"x"),
+    };
+    p.house.ledger.act(&act).await.expect_err("not durable");
+    let answer = p.ask_together(&levels()).await;
+    assert!(!answer.applied);
+    assert!(matches!(&answer.items[0], Ok(Looked::Verdict(Verdict::Seen(seen))) if seen.state == State::Resolved));
 }

@@ -12,5 +12,7 @@ end
 if sub(v, 3, 20) ~= sub(ARGV[1], 3, 20) or not readable(v) then return v end
 if byte(v, 2) == 1 then
   redis.call('SET', KEYS[1], ARGV[2], 'PXAT', ARGV[3])
+elseif byte(v, 2) ~= byte(ARGV[2], 2) then
+  return v
 end
 return 1
