@@ -1,8 +1,10 @@
 //! Whole lives of registrations: facts in any order, and operations one after the other, give what the domain says.
 #![allow(clippy::expect_used, reason = "a case fails where its ledger does")]
 
+use std::sync::Arc;
+
 use ledger_domain::claim::{Act, ClaimId, lease_end};
-use ledger_domain::ports::{ActedCold, ColdLedger, Registered};
+use ledger_domain::ports::{ActedCold, ColdLedger, Registered, StoreError};
 use ledger_domain::transition::{Acted, act};
 use ledger_domain::{
     Attempt, Ended, Fact, FailReason, Nonce, PayloadHash, Record, State, Subject, TakeOver, Timestamp, Trail,
@@ -13,7 +15,7 @@ use super::model::{batches, seeded_cases};
 use super::{
     Place, REPLAY_SECONDS, assert_stands, claimed, fact, history, now, registration, response, service, subject,
 };
-use crate::faulty;
+use crate::faulty::{self, FaultRates, Faulty};
 
 /// How many random lives are led, and how many rows of operations.
 const RUNS: u64 = 25;
@@ -203,7 +205,7 @@ pub async fn a_trail_keeps_the_latest_attempts(place: Place) {
 }
 
 /// What one key's ledger holds, kept by the domain's rules.
-#[derive(Default)]
+#[derive(Default, Clone)]
 struct Model {
     live: Option<Record>,
     history: Vec<(Record, Trail)>,
@@ -262,6 +264,11 @@ impl Model {
         }
     }
 
+    /// After an operation that failed: whether this is what stands.
+    async fn is(&self, ledger: &dyn ColdLedger, key: &Subject) -> bool {
+        ledger.standing(key).await.expect("an answer") == self.live
+    }
+
     async fn assert_is(&self, ledger: &dyn ColdLedger, key: &Subject) {
         assert_eq!(ledger.standing(key).await.expect("an answer"), self.live);
         let rows = history(ledger, key).await;
@@ -272,11 +279,13 @@ impl Model {
 }
 
 /// Random checks of four callers, plain and claimed, and acts under every claim ever won, with jumps of time past leases and
-/// windows: after each step answer, live row, history and trail are what the domain says.
+/// windows and faults on the way: after each step answer, live row, history and trail are what the domain says, or after a
+/// failure what they were before, as was reported.
 pub async fn random_operations_give_what_the_domain_says(place: Place) {
     let seed = faulty::seed();
     println!("{}={seed}", faulty::SEED_VARIABLE);
     let operations = proptest::collection::vec((0..8_u8, 0..40_u64, 0..4_u8, 0..30_u64), 1..25);
+    let faulty = [&place.a, &place.b].map(|ledger| Faulty::new(Arc::clone(ledger), seed, FaultRates::FLAKY));
     for (number, operations) in seeded_cases(&operations, seed, faulty::runs(RUNS)).into_iter().enumerate() {
         let key = subject("t1:as4", &format!("{number}"));
         let mut model = Model::default();
@@ -286,16 +295,18 @@ pub async fn random_operations_give_what_the_domain_says(place: Place) {
             // Most often a little, now and then far: windows are 120 s long.
             at = at.plus_seconds(if after_seconds < 38 { after_seconds / 4 } else { after_seconds * 2 }).plus_millis(1);
             let ledger = if varied % 2 == 0 { &place.a } else { &place.b };
+            let faulty = &faulty[usize::from(varied % 2 != 0)];
+            let before = model.clone();
             let what = format!("row {number} step {step}: {kind} by {caller} at {at}");
-            if kind < 4 {
+            let told = if kind < 4 {
                 let wanted = if kind < 3 { claimed(step, at, 120, varied + 1) } else { registration(step, at, 120) };
                 let payload_hash = PayloadHash::from_bytes([caller; 32]);
                 let wanted = Record { nonce: Nonce::from_bytes([caller; 8]), payload_hash, ..wanted };
-                let registered = ledger.register(&key, &wanted, REPLAY_SECONDS).await.expect("an answer");
-                assert_eq!(registered, model.register(&wanted), "{what}");
-                if let Registered::Ours(record) = registered {
-                    claims.push(ClaimId::of(&record));
+                let expected = model.register(&wanted);
+                if let Registered::Ours(record) = &expected {
+                    claims.push(ClaimId::of(record));
                 }
+                faulty.register(&key, &wanted, REPLAY_SECONDS).await.map(|told| assert_eq!(told, expected, "{what}"))
             } else {
                 let asked = match kind {
                     4 => Act::Resolve((varied % 3 != 0).then(|| response(&varied.to_be_bytes()))),
@@ -304,8 +315,18 @@ pub async fn random_operations_give_what_the_domain_says(place: Place) {
                 };
                 let back = usize::from(caller) % claims.len();
                 let claim = claims[claims.len() - 1 - back];
-                let acted = ledger.act(&key, &claim, &asked, at).await.expect("an answer");
-                assert_eq!(acted, model.act(&claim, &asked, at), "{what}");
+                let expected = model.act(&claim, &asked, at);
+                faulty.act(&key, &claim, &asked, at).await.map(|told| assert_eq!(told, expected, "{what}"))
+            };
+            match told {
+                Ok(()) => {}
+                Err(StoreError::DidNotHappen { .. }) => model = before,
+                Err(StoreError::MayHaveHappened { .. }) => {
+                    if before.is(&**ledger, &key).await {
+                        model = before;
+                    }
+                }
+                Err(error @ StoreError::Rejected { .. }) => panic!("{what}: {error:?}"),
             }
             model.assert_is(&**ledger, &key).await;
         }

@@ -2,8 +2,11 @@
 #![allow(clippy::expect_used, reason = "a case that does not hold fails the test at once")]
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use ledger_domain::ports::{Amend, Begin, Begun, Count, Entropy as _, Heal, HotTier, Release, Replace, Settle};
+use ledger_domain::ports::{
+    Amend, Begin, Begun, Count, Entropy as _, Heal, HotTier, Release, Replace, Settle, StoreError,
+};
 use ledger_domain::transition::{self, Counted, Found, Guard, Sighting};
 use ledger_domain::{
     ContentType, Drift, Ended, FailReason, Nonce, Record, RegistrationId, Slot, SourceService, State, StoredResponse,
@@ -12,7 +15,7 @@ use ledger_domain::{
 
 use super::{Place, hash, only, slot};
 use crate::clock::SeededEntropy;
-use crate::faulty;
+use crate::faulty::{self, FaultRates, Faulty};
 
 /// How many seeds, where the run does not say.
 const RUNS: u64 = 4;
@@ -24,29 +27,82 @@ const TTL_MS: u64 = 3_600_000;
 /// What stands under each slot, as bytes.
 type Model = HashMap<Slot, Vec<u8>>;
 
-/// After every step the outcome and the value are those of the model. A failure names seed and step. The first seeds are fixed,
-/// one is new each time; [`faulty::SEED_VARIABLE`] is that one instead, [`faulty::RUNS_VARIABLE`] is how many there are.
+/// How far the callers' clock jumps, in milliseconds, forth and back; less than [`TTL_MS`], which ends keys by the tier's.
+const JUMP_MS: u64 = 1_200_000;
+
+/// What was reported of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reported {
+    Done,
+    DidNotHappen,
+    MayHaveHappened,
+}
+
+/// After every step the outcome and the value are those of the model; where the operation failed, by a fault on its way, the value is
+/// what stood before or what the model has after, as was reported. The clock jumps. A failure names seed and step. The first
+/// seeds are fixed, one is new each time; [`faulty::SEED_VARIABLE`] is that one instead, [`faulty::RUNS_VARIABLE`] is how many
+/// there are.
 pub async fn random_operations_do_what_the_model_does(place: &Place) {
     for seed in (1..faulty::runs(RUNS)).chain([faulty::seed()]) {
-        let draw = Draw { entropy: SeededEntropy::new(seed), now: place.now().await };
+        let start = place.now().await;
+        let mut draw = Draw { entropy: SeededEntropy::new(seed), now: start };
+        let tiers = [&place.first, &place.second]
+            .map(|tier| Faulty::new(Arc::clone(tier), draw.entropy.next(), FaultRates::FLAKY));
         let mut model = Model::new();
         for step in 0..STEPS {
+            if draw.entropy.one_in(40) {
+                let jump_ms = i64::try_from(draw.entropy.below(2 * JUMP_MS)).unwrap_or(0);
+                draw.now = start.plus_millis(jump_ms - i64::try_from(JUMP_MS).unwrap_or(0));
+            }
             let slot = slot(&format!("random-{seed}"), draw.entropy.below(SLOTS));
             let context = format!("seed {seed}, step {step}");
-            let tier = if draw.entropy.one_in(2) { &place.first } else { &place.second };
-            take_step(place, &**tier, &draw, &mut model, slot, &context).await;
-            assert_eq!(place.value(slot).await, model.get(&slot).cloned(), "{context}: the value");
+            let tier = &tiers[usize::from(draw.entropy.one_in(2))];
+            let before = model.get(&slot).cloned();
+            let reported = take_step(place, tier, &draw, &mut model, slot, &context).await;
+            let (after, stands) = (model.get(&slot).cloned(), place.value(slot).await);
+            let possible = match reported {
+                Reported::Done => stands == after,
+                Reported::DidNotHappen => stands == before,
+                Reported::MayHaveHappened => stands == before || stands == after,
+            };
+            assert!(possible, "{context}, {reported:?}: {stands:?} stands; before {before:?}, as the model {after:?}");
+            match stands {
+                Some(stands) => drop(model.insert(slot, stands)),
+                None => drop(model.remove(&slot)),
+            }
         }
     }
 }
 
-async fn take_step(place: &Place, tier: &dyn HotTier, draw: &Draw, model: &mut Model, slot: Slot, context: &str) {
+/// What was reported; an outcome is as `expected`.
+fn told<T: PartialEq + std::fmt::Debug>(outcome: Vec<Result<T, StoreError>>, expected: &T, what: &str) -> Reported {
+    let [outcome] = <[_; 1]>::try_from(outcome).unwrap_or_else(|all| panic!("{what}: {} outcomes", all.len()));
+    match outcome {
+        Ok(outcome) => {
+            assert_eq!(outcome, *expected, "{what}");
+            Reported::Done
+        }
+        Err(StoreError::DidNotHappen { .. }) => Reported::DidNotHappen,
+        Err(StoreError::MayHaveHappened { .. }) => Reported::MayHaveHappened,
+        Err(error @ StoreError::Rejected { .. }) => panic!("{what}: {error:?}"),
+    }
+}
+
+/// One operation, on the tier and on the model as if it happened.
+async fn take_step(
+    place: &Place,
+    tier: &Faulty<dyn HotTier>,
+    draw: &Draw,
+    model: &mut Model,
+    slot: Slot,
+    context: &str,
+) -> Reported {
     let standing = found(model, slot);
     let record = draw.record();
     let guard = draw.guard(&standing);
     match draw.entropy.below(14) {
         0 | 1 => {
-            let begun = only(tier.begin(&[Begin { slot, pending: record.clone(), ttl_ms: TTL_MS }]).await);
+            let begun = tier.begin(&[Begin { slot, pending: record.clone(), ttl_ms: TTL_MS }]).await;
             let expected = match transition::begin(standing, &record) {
                 Ok(written) => {
                     write(model, slot, &written);
@@ -54,61 +110,63 @@ async fn take_step(place: &Place, tier: &dyn HotTier, draw: &Draw, model: &mut M
                 }
                 Err(present) => Begun::Present(present),
             };
-            assert_eq!(begun, expected, "{context}: begin");
+            told(begun, &expected, &format!("{context}: begin"))
         }
         2 => {
-            let swapped = only(tier.settle(&[Settle { slot, guard, settled: record.clone() }]).await);
+            let swapped = tier.settle(&[Settle { slot, guard, settled: record.clone() }]).await;
             let (written, expected) = transition::settle(standing, &guard, &record);
             written.iter().for_each(|written| write(model, slot, written));
-            assert_eq!(swapped, expected, "{context}: settle");
+            told(swapped, &expected, &format!("{context}: settle"))
         }
         3..=5 => {
             let read = draw.reading(&standing);
             let (payload, now) = (hash(draw.small()), draw.time());
             let guard = if draw.entropy.one_in(4) { guard } else { Guard::of(&read) };
-            let counted = only(tier.count(&[Count { slot, guard, now, payload, read }]).await);
+            let counted = tier.count(&[Count { slot, guard, now, payload, read }]).await;
             let expected = transition::count(standing, &guard, now, &payload);
             if let Counted::Counted(written) = &expected {
                 write(model, slot, written);
             }
-            assert_eq!(counted, expected, "{context}: count");
+            told(counted, &expected, &format!("{context}: count"))
         }
         6 => {
             let request = Replace { slot, guard, pending: record.clone(), ttl_ms: TTL_MS };
-            let swapped = only(tier.replace(&[request]).await);
+            let swapped = tier.replace(&[request]).await;
             let (written, expected) = transition::replace(standing, &guard, &record);
             written.iter().for_each(|written| write(model, slot, written));
-            assert_eq!(swapped, expected, "{context}: replace");
+            told(swapped, &expected, &format!("{context}: replace"))
         }
         7 => {
             if draw.entropy.one_in(2) {
-                let () = only(tier.release(&[Release { slot, guard }]).await);
+                let released = tier.release(&[Release { slot, guard }]).await;
                 if transition::release(&standing, &guard) {
                     model.remove(&slot);
                 }
+                told(released, &(), &format!("{context}: release"))
             } else {
                 let row = draw.row(record, &guard, &standing);
-                let healed = only(tier.heal(&[Heal { slot, row: row.clone() }]).await);
+                let healed = tier.heal(&[Heal { slot, row: row.clone() }]).await;
                 let expected = transition::heal(&standing, &row);
-                assert_eq!(healed, expected.is_some(), "{context}: heal");
                 expected.iter().for_each(|written| write(model, slot, written));
+                told(healed, &expected.is_some(), &format!("{context}: heal"))
             }
         }
         8..=12 => {
             let (read, to, sighting) = (draw.amendable(&standing), draw.amendable(&standing), draw.sighting());
             let request = Amend { slot, read, to, sighting };
-            let amended = only(tier.amend(std::slice::from_ref(&request)).await);
+            let amended = tier.amend(std::slice::from_ref(&request)).await;
             let Amend { read, to, .. } = &request;
             let (written, expected) = transition::amend(standing, read, to, request.sighting.as_ref());
             written.iter().for_each(|written| write(model, slot, written));
-            assert_eq!(amended, expected, "{context}: amend");
+            told(amended, &expected, &format!("{context}: amend"))
         }
         _ => {
             // Something this release would not write, or would: either way not through the port.
             let planted = draw.planted();
             place.raw.put(slot, &planted, draw.now.plus_seconds(86_400)).await;
             model.insert(slot, planted);
-            assert_eq!(only(tier.read(&[slot]).await), found(model, slot), "{context}: read");
+            assert_eq!(only(place.first.read(&[slot]).await), found(model, slot), "{context}: read");
+            Reported::Done
         }
     }
 }
