@@ -79,6 +79,7 @@ fn start_ms(binary: &Path, redis_url: &str) -> f64 {
         ("SQS_QUEUE_URL", "http://127.0.0.1:9/000000000000/facts"),
         ("POLICY_TABLE", "policies"),
         ("LEDGER_TENANTS", "tenant42"),
+        ("LEDGER_TOKEN_KEYS", &"k".repeat(64)),
     ];
     let mut command = Command::new(binary);
     command.env_clear().envs(environment).stdin(Stdio::null()).stdout(Stdio::null());
