@@ -262,17 +262,18 @@ impl Ledger {
             }
         }))
         .await;
-        let mut settles = Vec::new();
-        let mut answers = Vec::new();
+        let mut decided = Vec::new();
+        let mut confirms = Vec::new();
         let mut to_release = Vec::new();
         for ((at, won), result) in won.into_iter().zip(results) {
             match result {
                 Ok(registered) => {
                     let item = &items[at];
-                    answers.push(self.cold_answer(item.prepared, &won.confirmed, &registered, won.replayed, now));
+                    let answer = self.cold_answer(item.prepared, &won.confirmed, &registered, won.replayed, now);
                     let (Registered::Ours(record) | Registered::Theirs(record)) = registered;
                     let guard = Won::guard(&won.confirmed);
-                    settles.push((at, Settle { slot: item.prepared.slot, guard, settled: *record }));
+                    confirms.push(Confirm { at, guard, record: (*record).clone(), over: None });
+                    decided.push((at, *record, answer));
                 }
                 Err(undecided) => {
                     items[at].step = Step::Done(Err(undecided));
@@ -284,43 +285,19 @@ impl Ledger {
             self.hot.release(&to_release).await;
         }
         // The cold ledger has decided; the hot tier only learns of it.
-        let confirmed = self.settle_decided(&settles).await;
-        for (((at, settle), answer), confirmed) in settles.into_iter().zip(answers).zip(confirmed) {
+        let confirmed = self.confirm(items, confirms).await;
+        for ((at, record, answer), confirmed) in decided.into_iter().zip(confirmed) {
+            let confirmed = matches!(confirmed, Confirmed::Yes);
             items[at].step = Step::Done(match answer {
                 Ok(Verdict::New(new)) if !confirmed => {
                     // No fact of it is on the queue, so none would heal the hot tier, whose misses may be believed again soon.
                     let subject = items[at].prepared.check.subject.clone();
-                    self.repeats.offer(repeat_fact(subject, &settle.settled));
+                    self.repeats.offer(repeat_fact(subject, &record));
                     Ok(Verdict::New(NewVerdict { confirmed, ..new }))
                 }
                 answer => answer,
             });
         }
-    }
-
-    /// Whether each stands settled in the hot tier. An unknown outcome is asked for once more.
-    async fn settle_decided(&self, settles: &[(usize, Settle)]) -> Vec<bool> {
-        let mut done = vec![false; settles.len()];
-        let mut open: Vec<usize> = (0..settles.len()).collect();
-        for _ in 0..TRIES {
-            if open.is_empty() {
-                break;
-            }
-            let requests: Vec<_> = open.iter().map(|place| settles[*place].1.clone()).collect();
-            let mut failed = Vec::new();
-            for (place, result) in open.into_iter().zip(self.hot.settle(&requests).await) {
-                match result {
-                    Ok(Swapped::Done) => done[place] = true,
-                    Ok(Swapped::Moved(_)) => {}
-                    Err(error) => {
-                        tracing::warn!(error = chain(&error), "a registration may not be settled in the hot tier");
-                        failed.push(place);
-                    }
-                }
-            }
-            open = failed;
-        }
-        done
     }
 
     /// The answer to the check that wanted `wanted`.

@@ -9,7 +9,7 @@
 use std::collections::HashSet;
 
 use super::confirm::{Confirm, Confirmed, SEND_MARGINS_MS, Sent, cold_ledger_failed, is_earlier};
-use super::item::{Item, Step, Won};
+use super::item::{Item, Step, Won, give_up};
 use super::judge::{Judged, judge, seen_verdict};
 use super::{Check, Ledger, Prepared};
 use crate::attempt::Attempt;
@@ -114,7 +114,9 @@ impl Ledger {
         let stopped = match self.win_all(&mut items).await {
             Ok(()) => match self.register_all(&mut items).await {
                 Ok(()) => {
-                    let answers: Vec<_> = items.into_iter().map(answer_of).collect();
+                    let answers = give_up(items, Undecided::Contended).into_iter();
+                    let answers: Vec<_> =
+                        answers.map(|answer| answer.map(Looked::Verdict).map_err(Refusal::from)).collect();
                     let applied = answers.iter().all(Result::is_ok);
                     return (applied, answers);
                 }
@@ -398,20 +400,5 @@ fn stopped_by(item: &Item<'_, '_>) -> Option<Stopped> {
         | Step::TakeOver(_)
         | Step::Wait
         | Step::Done(Ok(_)) => None,
-    }
-}
-
-fn answer_of(item: Item<'_, '_>) -> Result<Looked, Refusal> {
-    match item.step {
-        Step::Done(answer) => answer.map(Looked::Verdict).map_err(Refusal::from),
-        Step::Begin
-        | Step::Judge(_)
-        | Step::Register(_)
-        | Step::Count(_)
-        | Step::Replace(_)
-        | Step::TakeOver(_)
-        | Step::Mark(_)
-        | Step::Unreadable
-        | Step::Wait => Err(Undecided::Contended.into()),
     }
 }

@@ -17,6 +17,8 @@ super::on_each_place!(
     a_refused_message_registers_nothing,
     a_message_that_may_be_durable_hands_out_marked_claims,
     a_lost_confirmation_is_made_up_for_by_the_batchs_retry,
+    once_its_message_may_be_durable_nothing_is_let_go_of,
+    what_the_cold_ledger_registers_elsewhere_is_handed_to_nobody,
     a_crash_before_the_message_leaves_pendings_that_lapse,
     a_crash_after_the_message_leaves_claims_that_the_cold_writer_confirms,
     a_failed_and_a_lapsed_one_are_taken_over_together,
@@ -335,4 +337,27 @@ async fn an_answer_that_is_not_durable_is_made_so_by_the_batch_that_meets_it(p: 
     let answer = p.ask_together(&levels()).await;
     assert!(!answer.applied);
     assert!(matches!(&answer.items[0], Ok(Looked::Verdict(Verdict::Seen(seen))) if seen.state == State::Resolved));
+}
+
+async fn once_its_message_may_be_durable_nothing_is_let_go_of(p: Place) {
+    // Without requestIds nobody else can have adopted the PENDINGs; their facts are durable all the same.
+    let without_id = |key| claiming(check("t:as4", key, 1), 60);
+    p.hot.lose_request(Op::Settle);
+    p.hot.lose_request(Op::Settle);
+    let answer = p.ask_together(&LEVELS.map(without_id)).await;
+    assert!(answer.items.iter().all(|item| *item == Err(Undecided::Unconfirmed.into())), "{answer:?}");
+    for key in LEVELS {
+        assert!(matches!(p.found(key).await, Found::Record(record) if record.state == State::Pending), "{key}");
+    }
+    assert_eq!(p.drain().await.healed, 3);
+}
+
+async fn what_the_cold_ledger_registers_elsewhere_is_handed_to_nobody(p: Place) {
+    let failed = p.told_new(with_request_id(level(LEVELS[0]), "somebody-else")).await;
+    p.act_on(LEVELS[0], &failed, super::fail("x")).await;
+    // The cold ledger has not heard of it yet, and is asked for the other levels' sake.
+    p.confirm_each_miss();
+    let answer = p.ask_together(&levels()).await;
+    assert!(!answer.applied);
+    assert!(answer.items.iter().all(|item| *item == Err(Undecided::Unconfirmed.into())), "{answer:?}");
 }
