@@ -143,3 +143,30 @@ fn attempts(trail: &Trail) -> Vec<WireAttempt> {
     };
     trail.attempts().iter().map(wire).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use ledger_domain::{Attempt, Nonce};
+
+    use super::*;
+
+    #[test]
+    fn an_attempt_that_was_followed_before_its_holder_said_how_it_ended_has_lapsed() {
+        let attempt = |attempt, state| Attempt {
+            attempt,
+            nonce: Nonce::from_bytes([1; 8]),
+            state,
+            started_at: Timestamp::from_millis(1_790_000_000_000),
+            lease_ends_at: None,
+            source_service: None,
+            ended: None,
+        };
+        let of = |states: &[State]| {
+            let trail = Trail::of((1..).zip(states).map(|(number, state)| attempt(number, *state)));
+            attempts(&trail).into_iter().map(|attempt| attempt.outcome).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[State::InProgress]), ["IN_PROGRESS"]);
+        assert_eq!(of(&[State::Failed, State::InProgress, State::InProgress]), ["FAILED", "LAPSED", "IN_PROGRESS"]);
+        assert_eq!(of(&[State::InProgress, State::Registered]), ["LAPSED", "REGISTERED"]);
+    }
+}

@@ -26,6 +26,8 @@ super::on_each_place!(
     an_act_in_the_cold_ledger_is_not_undone_by_an_older_row_that_reaches_the_hot_tier_first,
     another_registrations_pending_is_waited_for_and_no_refusal,
     a_row_that_is_behind_refuses_no_holder,
+    a_row_of_an_earlier_window_refuses_no_holder_where_the_hot_tier_may_have_lost_the_claim,
+    an_act_in_the_cold_ledger_stands_though_another_registration_has_come_to_the_hot_tier,
     a_second_call_of_one_check_is_not_told_new_once_the_first_has_resolved,
 );
 
@@ -300,4 +302,36 @@ async fn a_second_call_of_one_check_is_not_told_new_once_the_first_has_resolved(
     });
     let late = p.told_seen(asked()).await;
     assert_eq!((late.disposition, late.response), (Disposition::Discard, Some(response(b"x"))));
+}
+
+async fn a_row_of_an_earlier_window_refuses_no_holder_where_the_hot_tier_may_have_lost_the_claim(mut p: Place) {
+    let asked = || ledger_domain::check::Check { ttl_seconds: Some(60), ..claim(1, 60) };
+    p.told_new(asked()).await;
+    p.drain().await;
+    p.clock.advance(2 * MINUTE_MS);
+    let new = p.told_new(asked()).await;
+    forget(&mut p);
+    p.house.trust.set(false);
+    assert_eq!(p.act(&token(&new), resolve(b"x")).await, Err(ActProblem::Undecided(Undecided::Absence)));
+    p.drain().await;
+    assert_eq!(p.done(&token(&new), resolve(b"x")).await.state, State::Resolved);
+}
+
+async fn an_act_in_the_cold_ledger_stands_though_another_registration_has_come_to_the_hot_tier(mut p: Place) {
+    let new = p.told_new(claim(1, 60)).await;
+    p.drain().await;
+    forget(&mut p);
+    let other = ledger_testkit::house::House::new(
+        std::sync::Arc::clone(&p.hot) as _,
+        Some(std::sync::Arc::clone(&p.cold)),
+        std::sync::Arc::clone(&p.clock) as _,
+    );
+    p.hot.before(Op::Heal, async move {
+        let answer = other.ledger.check(&[plain(1)]).await;
+        assert!(matches!(&answer[0], Ok(Verdict::New(_))), "a false NEW: the hot tier has forgotten, {answer:?}");
+    });
+    let done = p.done(&token(&new), resolve(b"x")).await;
+    assert_eq!((done.state, done.decided_by), (State::Resolved, DecidedBy::Cold));
+    let row = p.cold.standing(&plain(1).subject).await.expect("answers").expect("a row");
+    assert_eq!((row.state, row.response), (State::Resolved, Some(response(b"x"))));
 }
