@@ -78,7 +78,7 @@ pub(crate) async fn run(table: &mut Table) {
 }
 
 /// The fact of a plain registration that just happened, with a key of 36 bytes.
-fn fact(number: usize) -> Fact {
+pub(crate) fn fact(number: usize) -> Fact {
     let now = SystemClock.now().expect("the system clock always answers");
     let hex = |salt: u64| format!("{:016x}", spread(number, salt));
     let key = format!("{}-{}-k", hex(1), hex(2));
@@ -174,7 +174,7 @@ fn copy_line(fact: &Fact) -> String {
 
 /// A `timestamptz`: microseconds since 2000 on the wire.
 #[derive(Debug, Clone, Copy)]
-struct Time(Timestamp);
+pub(crate) struct Time(pub(crate) Timestamp);
 
 /// 2000-01-01T00:00:00Z in milliseconds since 1970.
 const POSTGRES_EPOCH_MS: i64 = 946_684_800_000;

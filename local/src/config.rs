@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ledger_domain::Tenant;
-use ledger_domain::ports::{Clock, ColdLedger, ControlPlane, EventQueue, HotTier, QueueConsumer, chain};
+use ledger_domain::ports::{Clock, ColdLedger, ControlPlane, EventQueue, HotTier, PoisonSink, QueueConsumer, chain};
 use ledger_lambda::env::{Env, EnvError, Tenants};
 use ledger_lambda::freshness::Remembered;
 use ledger_lambda::tiers;
@@ -28,6 +28,9 @@ const DATABASE_CONNECTIONS: u32 = 8;
 const SQS_WAIT_SECONDS: u16 = 1;
 /// The file that a running process holds locked.
 const LOCK_FILE: &str = "lock";
+
+/// The hot tier's state, where no table holds it.
+const CONTROL_FILE: &str = "control.json";
 
 /// Settings that are not tiers.
 #[derive(Debug)]
@@ -60,6 +63,10 @@ pub(crate) struct Tiers {
     pub(crate) cold: Arc<dyn ColdLedger>,
     pub(crate) queue: Arc<dyn EventQueue>,
     pub(crate) consumer: Arc<dyn QueueConsumer>,
+    /// Where messages go that are no facts; without it they end in the dead-letter queue.
+    pub(crate) poison: Option<Arc<dyn PoisonSink>>,
+    /// Whether nobody but this process sends to the queue.
+    pub(crate) queue_is_ours: bool,
     pub(crate) control_plane: Arc<dyn ControlPlane>,
     pub(crate) clock: Arc<dyn Clock>,
     /// The clock's offset, where it has one to remember.
@@ -118,7 +125,9 @@ impl Tiers {
         // The clock is the hot tier's: a process of its own where that is Redis, this process where it is memory.
         let (hot, clock): (Arc<dyn HotTier>, Arc<dyn Clock>) = match real_hot {
             Some(hot) => {
-                let clock = tiers::clock(Some(&hot), None);
+                // Later PostgreSQL may stand in for it; a URL that leads nowhere is named now.
+                hot.time().await.map_err(|error| StartError::tier("REDIS_URL", &error))?;
+                let clock = tiers::clock(Some(&hot), Some(&cold));
                 clock.measure().await.map_err(|error| StartError::tier("REDIS_URL", &error))?;
                 clock.refresh_in_background();
                 remembered.push(Arc::clone(&clock) as _);
@@ -131,27 +140,26 @@ impl Tiers {
                 (Arc::new(MemoryHotTier::new(HOT_RECORDS_MAX, Arc::clone(&clock))), clock)
             }
         };
-        let (queue, consumer): (Arc<dyn EventQueue>, Arc<dyn QueueConsumer>) =
-            match (env.optional("SQS_QUEUE_URL"), &config) {
-                (Some(url), Some(config)) => {
-                    said.push("event queue  SQS (SQS_QUEUE_URL)".to_owned());
-                    let settings = SqsSettings {
-                        dead_letter_url: env.optional("SQS_DLQ_URL").map(str::to_owned),
-                        receive_wait_seconds: SQS_WAIT_SECONDS,
-                        ..SqsSettings::new(url)
-                    };
-                    let queue = Arc::new(SqsQueue::new(config, settings));
-                    (Arc::clone(&queue) as _, queue)
-                }
-                (Some(_) | None, _) => {
-                    let path = data.join("queue.sqlite");
-                    said.push(format!("event queue  SQLite, {}", path.display()));
-                    let settings = SqliteQueueSettings::default();
-                    let queue = SqliteQueue::open_alone(&path, Arc::clone(&clock), settings).await;
-                    let queue = Arc::new(queue.map_err(|error| StartError::tier("LEDGER_DATA", &error))?);
-                    (Arc::clone(&queue) as _, queue)
-                }
-            };
+        type Queue = (Arc<dyn EventQueue>, Arc<dyn QueueConsumer>, Option<Arc<dyn PoisonSink>>);
+        let queue_is_ours = env.optional("SQS_QUEUE_URL").is_none();
+        let (queue, consumer, poison): Queue = match (env.optional("SQS_QUEUE_URL"), &config) {
+            (Some(url), Some(config)) => {
+                said.push("event queue  SQS (SQS_QUEUE_URL)".to_owned());
+                let settings = SqsSettings { receive_wait_seconds: SQS_WAIT_SECONDS, ..tiers::sqs_settings(url, env) };
+                let parks = settings.parked_url.is_some();
+                let queue = Arc::new(SqsQueue::new(config, settings));
+                (Arc::clone(&queue) as _, Arc::clone(&queue) as _, parks.then_some(queue as _))
+            }
+            (Some(_) | None, _) => {
+                let path = data.join("queue.sqlite");
+                said.push(format!("event queue  SQLite, {}", path.display()));
+                let settings = SqliteQueueSettings::default();
+                let queue = SqliteQueue::open_alone(&path, Arc::clone(&clock), settings).await;
+                let queue = Arc::new(queue.map_err(|error| StartError::tier("LEDGER_DATA", &error))?);
+                (Arc::clone(&queue) as _, Arc::clone(&queue) as _, Some(queue as _))
+            }
+        };
+        let state = data.join(CONTROL_FILE);
         let (policies_named_by, control_plane): (_, Arc<dyn ControlPlane>) =
             match (env.optional("POLICY_TABLE"), &config) {
                 (Some(table), Some(config)) => {
@@ -161,16 +169,29 @@ impl Tiers {
                 (Some(_) | None, _) => match env.optional("LEDGER_POLICIES") {
                     Some(path) => {
                         said.push(format!("policies     {path} (LEDGER_POLICIES)"));
-                        ("LEDGER_POLICIES", Arc::new(TomlControlPlane::required(path)))
+                        ("LEDGER_POLICIES", Arc::new(TomlControlPlane::required(path).with_state(state)))
                     }
                     None => {
                         let path = data.join("policies.toml");
                         said.push(format!("policies     {}, where it is there", path.display()));
-                        ("policies.toml in LEDGER_DATA", Arc::new(TomlControlPlane::optional(path)))
+                        ("policies.toml in LEDGER_DATA", Arc::new(TomlControlPlane::optional(path).with_state(state)))
                     }
                 },
             };
-        Ok(Self { hot, cold, queue, consumer, control_plane, clock, remembered, said, policies_named_by, lock })
+        Ok(Self {
+            hot,
+            cold,
+            queue,
+            consumer,
+            poison,
+            queue_is_ours,
+            control_plane,
+            clock,
+            remembered,
+            said,
+            policies_named_by,
+            lock,
+        })
     }
 }
 

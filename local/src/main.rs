@@ -5,6 +5,7 @@
 
 mod config;
 mod drain;
+mod keep;
 mod server;
 mod token_keys;
 
@@ -14,7 +15,8 @@ use std::sync::Arc;
 use axum::Router;
 use axum::middleware::{Next, from_fn};
 use ledger_domain::check::{Counters, Ledger};
-use ledger_domain::persist::{Writer, refill};
+use ledger_domain::persist::Writer;
+use ledger_domain::ports::ColdSessions;
 use ledger_domain::search::Auditor;
 use ledger_lambda::env::Env;
 use ledger_lambda::freshness::Freshness;
@@ -22,10 +24,12 @@ use ledger_lambda::http::Caller;
 use ledger_lambda::http::routes::with_problems;
 use ledger_lambda::{telemetry, tiers};
 use ledger_stores::clock::OsEntropy;
+use ledger_stores::cold_session::{ColdSessionSettings, ControlPlaneSessions};
 use ledger_stores::hot_watch::{HotWatch, HotWatchSettings};
 use ledger_stores::outbox::{Outbox, OutboxSettings};
 use ledger_stores::policy_cache::{PolicyCache, PolicyCacheSettings};
 use ledger_stores::postgres::PostgresLedger;
+use ledger_stores::repeats::RepeatsQueue;
 use mimalloc::MiMalloc;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -63,15 +67,27 @@ async fn migrate(env: &Env) -> Result<(), StartError> {
 async fn run(env: &Env) -> Result<(), StartError> {
     let settings = Settings::of(env)?;
     let tiers = Tiers::open(env, &settings.data).await?;
-    let policies = Arc::new(PolicyCache::new(tiers.control_plane, PolicyCacheSettings::default()));
+    let policies = Arc::new(PolicyCache::new(Arc::clone(&tiers.control_plane), PolicyCacheSettings::default()));
     policies.load().await.map_err(|error| StartError::tier(tiers.policies_named_by, &error))?;
     policies.refresh_in_background();
-    let trust = Arc::new(HotWatch::new(Arc::clone(&tiers.hot), HotWatchSettings::default()));
-    trust.ensure_fresh().await;
-    trust.refresh_in_background();
+    let sessions: Arc<dyn ColdSessions> = Arc::new(ControlPlaneSessions::new(
+        Arc::clone(&tiers.control_plane),
+        Arc::clone(&tiers.clock),
+        Arc::new(OsEntropy),
+        ColdSessionSettings::default(),
+    ));
+    // Memory always answers.
+    let guard = env.optional("REDIS_URL").map(|url| tiers::guard(url, Arc::clone(&tiers.hot))).transpose()?;
+    let hot = guard.as_ref().map_or_else(|| Arc::clone(&tiers.hot), |guard| Arc::clone(guard) as _);
 
     let cold_writer = |hot| cold_writer::App {
-        writer: Writer { cold: Arc::clone(&tiers.cold), hot, clock: Arc::clone(&tiers.clock) },
+        writer: Writer {
+            cold: Arc::clone(&tiers.cold),
+            hot,
+            clock: Arc::clone(&tiers.clock),
+            sessions: Some(Arc::clone(&sessions)),
+            poison: tiers.poison.clone(),
+        },
         queue: Some(Arc::clone(&tiers.queue)),
         cold: Arc::clone(&tiers.cold),
         clock: Arc::clone(&tiers.clock),
@@ -81,40 +97,57 @@ async fn run(env: &Env) -> Result<(), StartError> {
     drain::drain(&cold_writer(None), &*tiers.consumer)
         .await
         .map_err(|error| StartError::tier("event queue", &error))?;
-    let refilled = refill(&*tiers.cold, &*tiers.hot, &*tiers.clock).await;
-    let refilled = refilled.map_err(|error| StartError::tier("refill of the hot tier", &error))?;
+    let keeper = keep::keeper(&tiers);
+    let kept = keep::at_start(&keeper, tiers.queue_is_ours).await;
+
+    // Not before the refill: what was read earlier would count for two seconds more.
+    let trust =
+        Arc::new(HotWatch::new(Arc::clone(&hot), Arc::clone(&tiers.control_plane), HotWatchSettings::default()));
+    trust.ensure_fresh().await;
+    trust.refresh_in_background();
 
     let cold_writer = Arc::new(cold_writer(Some(Arc::clone(&tiers.hot))));
 
-    let outbox = Arc::new(Outbox::start(Arc::clone(&tiers.queue), OutboxSettings::default()));
+    let of_repeats = RepeatsQueue::new(
+        Arc::clone(&tiers.queue),
+        Arc::clone(&tiers.cold),
+        Arc::clone(&trust) as _,
+        Arc::clone(&tiers.clock),
+    );
+    let outbox = Arc::new(Outbox::start(Arc::new(of_repeats), OutboxSettings::default()));
     let ledger = Ledger {
-        hot: Arc::clone(&tiers.hot),
+        hot: Arc::clone(&hot),
         trust: Arc::clone(&trust) as _,
         queue: Arc::clone(&tiers.queue),
         repeats: Arc::clone(&outbox) as _,
         cold: Some(Arc::clone(&tiers.cold)),
+        sessions,
         policies: Arc::clone(&policies) as _,
         clock: Arc::clone(&tiers.clock),
         entropy: Arc::new(OsEntropy),
         tokens: token_keys::of(env, &settings.data, &OsEntropy)?,
         counters: Counters::default(),
     };
-    let auditor =
-        Auditor { hot: tiers.hot, cold: Arc::clone(&tiers.cold), queue: Arc::clone(&tiers.queue), clock: tiers.clock };
+    let auditor = Auditor { hot, cold: Arc::clone(&tiers.cold), queue: Arc::clone(&tiers.queue), clock: tiers.clock };
     let mut remembered = tiers.remembered;
     remembered.extend([policies as _, trust as _]);
-    let check =
-        check::App { ledger, tenants: settings.tenants.clone(), default_tenant: settings.default_tenant.clone() };
+    let check = check::App {
+        ledger,
+        tenants: settings.tenants.clone(),
+        default_tenant: settings.default_tenant.clone(),
+        asked: check::Asked { guard, control_plane: Some(tiers.control_plane) },
+    };
     let audit = audit::App { auditor, tenants: settings.tenants, default_tenant: settings.default_tenant };
     let router = router(check, audit, Freshness::of(remembered));
 
     let listener = TcpListener::bind(&settings.addr).await.map_err(|error| StartError::tier("LEDGER_ADDR", &error))?;
     let addr = listener.local_addr().map_err(|error| StartError::tier("LEDGER_ADDR", &error))?;
     let stop_signal = stop_signal();
-    greet(&addr.to_string(), &tiers.said, refilled);
+    greet(&addr.to_string(), &tiers.said, &kept);
     let caller = Caller::named("local").map_err(|error| StartError::tier("caller", &error))?;
     let (stop, stopped) = watch::channel(false);
-    let draining = tokio::spawn(drain::run(Arc::clone(&cold_writer), Arc::clone(&tiers.consumer), stopped));
+    let draining = tokio::spawn(drain::run(Arc::clone(&cold_writer), Arc::clone(&tiers.consumer), stopped.clone()));
+    let keeping = tokio::spawn(keep::run(keeper, stopped));
     server::serve(listener, router, caller, server::Limits::default(), stop_signal).await;
 
     // Requests are done; what they left behind goes the rest of its way.
@@ -122,6 +155,9 @@ async fn run(env: &Env) -> Result<(), StartError> {
     stop.send_replace(true);
     if draining.await.is_err() {
         tracing::warn!("the drain ended badly; what it left is in the queue and is drained at the next start");
+    }
+    if keeping.await.is_err() {
+        tracing::warn!("the keeper ended badly; it goes on at the next start");
     }
     drain::drain(&cold_writer, &*tiers.consumer).await.map_err(|error| StartError::tier("event queue", &error))?;
     drop(tiers.lock);
@@ -146,12 +182,12 @@ fn router(check: check::App, audit: audit::App, freshness: Freshness) -> Router 
 }
 
 #[expect(clippy::print_stdout, reason = "what the program is started for")]
-fn greet(addr: &str, said: &[String], refilled: usize) {
+fn greet(addr: &str, said: &[String], kept: &str) {
     println!("message deduplication ledger on http://{addr}");
     for tier in said {
         println!("  {tier}");
     }
-    println!("  records known from before: {refilled}");
+    println!("  {kept}");
     println!("try it, twice:");
     println!("  curl -s http://{addr}/v1/check -d '{}'", EXAMPLE);
 }

@@ -13,6 +13,7 @@ import sys
 
 import claims
 import corpus
+import keeper
 import scenarios
 from cases import Cases
 from hub import Hub
@@ -21,7 +22,7 @@ from stack import Deployment, Servers
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin-dir", required=True, help="folder of check, cold-writer, audit and local")
+    parser.add_argument("--bin-dir", required=True, help="folder of check, cold-writer, audit and keeper")
     parser.add_argument("--logs", action="store_true", help="print the end of every log where a case failed")
     args = parser.parse_args()
     folder = os.environ.get("LEDGER_CORPUS")
@@ -35,10 +36,12 @@ def main():
             deployment = Deployment(servers, number, max_concurrency)
             failed_before = cases.failed
             hub = Hub(deployment)
+            keeper.deploy(cases, hub, label)
             scenarios.run(cases, hub, deployment, label)
             claims.run(cases, hub, label)
             if folder:
                 corpus.run(cases, hub, folder, label)
+            keeper.run(cases, hub, deployment, label)
             if args.logs and cases.failed > failed_before:
                 print(deployment.tails())
             deployment.stop()

@@ -191,3 +191,15 @@ class Hub:
                 self._sqs.delete_message(QueueUrl=self._deployment.dlq_url, ReceiptHandle=record["receiptHandle"])
             bodies += [record["body"] for record in records]
         return bodies
+
+    def parked(self):
+        """The parked messages, each with its reason; they are taken out."""
+        found = []
+        queue_url = self._deployment.parked_url
+        while messages := self._sqs.receive_message(
+            QueueUrl=queue_url, MaxNumberOfMessages=SQS_BATCH, MessageAttributeNames=["All"]
+        ).get("Messages"):
+            for message in messages:
+                self._sqs.delete_message(QueueUrl=queue_url, ReceiptHandle=message["ReceiptHandle"])
+                found.append((message["Body"], message["MessageAttributes"]["reason"]["StringValue"]))
+        return found

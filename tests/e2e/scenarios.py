@@ -64,8 +64,9 @@ def sample_events(hub):
     same("a repeat with another hash drifts", results[2]["payloadHashDrift"], True)
 
     records = facts_of_today(event("cold-writer-sqs")["Records"])
-    bad = [record["messageId"] for record in records if not is_known_fact(record["body"])]
+    bad = [record["messageId"] for record in records if is_of_another_release(record["body"])]
     same("cold-writer-sqs: given back", sorted(hub.write_cold(records)), sorted(bad))
+    same("and parked", len(hub.parked()), 1)
 
     hub.drain()
     by_key = hub.send_event("audit", "audit-by-key")
@@ -80,6 +81,13 @@ def sample_events(hub):
 def is_known_fact(body):
     try:
         return json.loads(body)["v"] == 1
+    except ValueError:
+        return False
+
+
+def is_of_another_release(body):
+    try:
+        return json.loads(body)["v"] > 2
     except ValueError:
         return False
 
@@ -168,16 +176,21 @@ def batch_of_a_hundred(hub):
 
 
 def bad_messages_fail_alone(hub):
-    """Text that is no fact is given back by name, again and again, and ends in the dead-letter queue; facts beside it do
-    not suffer."""
+    """Text that is no fact is parked with the reason. A fact of another release is given back by name, again and again, and ends
+    in the dead-letter queue. Facts beside them do not suffer."""
     hub.drain()
     hub.dead_letters()
+    hub.parked()
     fact = {**json.loads(event("cold-writer-sqs")["Records"][0]["body"]), "v": 999}
-    bad = {hub.send_raw("not JSON"): "not JSON", hub.send_raw(json.dumps(fact)): json.dumps(fact)}
+    hub.send_raw("not JSON")
+    newer = hub.send_raw(json.dumps(fact))
     same("beside them", hub.check("e2e:beside", "beside them", key="good").json["status"], "NEW")
     given_back = hub.drain()
-    same("given back", {record["messageId"] for record in given_back}, set(bad))
-    same("dead letters", sorted(hub.dead_letters()), sorted(bad.values()))
+    same("given back", {record["messageId"] for record in given_back}, {newer})
+    same("dead letters", hub.dead_letters(), [json.dumps(fact)])
+    [(body, reason)] = hub.parked()
+    same("parked", body, "not JSON")
+    holds("with the reason", reason.startswith("not a fact"), reason)
     found, _ = hub.messages([("tenant", "e2e"), ("payloadSha256", hashlib.sha256(b"beside them").hexdigest())])
     same("the fact beside them", [row["scope"] for row in found], ["e2e:beside"])
 

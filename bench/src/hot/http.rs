@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use axum::routing::post;
 use axum::{Extension, Router};
-use check::App;
+use check::{App, Asked};
 use ledger_lambda::env::Tenants;
 use ledger_lambda::http::Caller;
 use ledger_testkit::redis_server::RedisServer;
@@ -72,7 +72,7 @@ pub(super) fn run(server: &RedisServer, table: &mut Table) {
 
 /// Serves the check function's routes and the echo until the process ends.
 async fn serve(url: &str, address: &std::sync::mpsc::Sender<u16>) {
-    let app = App { ledger: ledger(url).await, tenants: Tenants::All, default_tenant: None };
+    let app = App { ledger: ledger(url).await, tenants: Tenants::All, default_tenant: None, asked: Asked::default() };
     let echo = Router::new().route("/echo", post(|body: Bytes| async move { body }));
     let caller = Caller::named("bench").expect("a principal");
     let routes = check::router(Arc::new(app)).layer(Extension(caller)).merge(echo);

@@ -21,7 +21,7 @@ use crate::timing::Pairs;
 use bare::Bare;
 pub(crate) use load::Load;
 use load::{Side, rate};
-pub(crate) use ours::Ours;
+pub(crate) use ours::{BuiltIn, Ours, TakesAll};
 
 /// Pairs a ratio is the median of; the issue asks for 11.
 const PAIRS: usize = 31;

@@ -4,13 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
+use ledger_domain::breaker::BreakerSettings;
 use ledger_domain::check::{Check, ClaimRequest, Counters, Ledger};
 use ledger_domain::claim::{Act, TokenKeys};
 use ledger_domain::claims::{Acknowledged, ClaimAct};
-use ledger_domain::ports::{Clock, EventQueue, FactSink, HotTier, HotTrust, PolicySource, QueueDepth, StoreError};
+use ledger_domain::ports::{
+    Clock, ColdSessions, EventQueue, FactSink, HotTier, HotTrust, PolicySource, QueueDepth, StoreError,
+};
 use ledger_domain::{ContentType, NewVerdict, State, StoredResponse};
 use ledger_domain::{Fact, MessageKey, PayloadHash, Policy, PolicySet, Principal, Scope, Subject, Verdict};
 use ledger_stores::clock::{HotTime, LedgerClock, LedgerClockSettings, OsEntropy, SystemClock};
+use ledger_stores::guarded::{GuardedHotTier, Lanes};
 use ledger_stores::memory::MemoryHotTier;
 use ledger_stores::redis::RedisHotTier;
 
@@ -24,7 +28,7 @@ pub(super) const SCOPE: &str = "tenant42:as4";
 const LEASE_SECONDS: u64 = 60;
 
 /// A queue that takes every fact at once and forgets it.
-struct TakesAll;
+pub(crate) struct TakesAll;
 
 #[async_trait]
 impl EventQueue for TakesAll {
@@ -48,14 +52,21 @@ impl FactSink for TakesAll {
     }
 }
 
+#[async_trait]
+impl ColdSessions for TakesAll {
+    async fn ensure(&self) -> Result<ledger_domain::Timestamp, StoreError> {
+        Ok(ledger_domain::Timestamp::MAX)
+    }
+}
+
 impl HotTrust for TakesAll {
-    fn vouches_for_misses(&self) -> bool {
+    fn vouches(&self) -> bool {
         true
     }
 }
 
 /// The built-in policies.
-struct BuiltIn(PolicySet);
+pub(crate) struct BuiltIn(pub(crate) PolicySet);
 
 impl PolicySource for BuiltIn {
     fn policy(&self, scope: &Scope) -> Option<Policy> {
@@ -81,6 +92,7 @@ fn ledger_on(hot: Arc<dyn HotTier>, clock: Arc<dyn Clock>) -> Ledger {
         queue: Arc::new(TakesAll),
         repeats: Arc::new(TakesAll),
         cold: None,
+        sessions: Arc::new(TakesAll),
         policies: Arc::new(BuiltIn(PolicySet::default())),
         clock,
         entropy: Arc::new(OsEntropy),
@@ -123,7 +135,10 @@ impl Ours {
     /// In memory, by the system's clock, for up to `records` keys.
     pub(crate) fn in_memory(records: usize) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        Self::on(ledger_on(Arc::new(MemoryHotTier::new(records, Arc::clone(&clock))), clock))
+        let memory = Arc::new(MemoryHotTier::new(records, Arc::clone(&clock)));
+        // As the check function has it: what a check costs includes its breaker.
+        let hot = GuardedHotTier::new(memory, Lanes::One, BreakerSettings::default());
+        Self::on(ledger_on(Arc::new(hot), clock))
     }
 
     fn on(ledger: Ledger) -> Self {

@@ -18,10 +18,12 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use ledger_domain::check::Ledger;
+use ledger_domain::ports::ControlPlane;
 use ledger_domain::{Tenant, Undecided};
 use ledger_lambda::env::Tenants;
 use ledger_lambda::http::routes::with_problems;
 use ledger_lambda::http::{Caller, Problem, body};
+use ledger_stores::guarded::GuardedHotTier;
 
 /// What the routes need.
 #[derive(Debug)]
@@ -32,6 +34,23 @@ pub struct App {
     pub tenants: Tenants,
     /// The tenant of scopes that name none.
     pub default_tenant: Option<Tenant>,
+    /// What the health route asks beside the ledger's tiers.
+    pub asked: Asked,
+}
+
+/// What stands beside the ledger's tiers and is part of their health.
+#[derive(Default)]
+pub struct Asked {
+    /// The breakers around the hot tier, where it has some.
+    pub guard: Option<Arc<GuardedHotTier>>,
+    /// Where cold sessions stand; `None` where this process can hold none.
+    pub control_plane: Option<Arc<dyn ControlPlane>>,
+}
+
+impl std::fmt::Debug for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Asked").field("guard", &self.guard).finish_non_exhaustive()
+    }
 }
 
 /// The routes, as problems list them.

@@ -35,6 +35,9 @@ struct WireNew {
     /// Only where it is false.
     #[serde(skip_serializing_if = "Option::is_none")]
     durable: Option<bool>,
+    /// Only where it is false: no tier could say that the message was not seen before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    confirmed: Option<bool>,
     /// Only where it is false: looked at in an atomic batch that was not applied.
     #[serde(skip_serializing_if = "Option::is_none")]
     applied: Option<bool>,
@@ -99,6 +102,7 @@ impl WireVerdict {
                 replayed: new.replayed,
                 decided_by: new.decided_by.as_str(),
                 durable: (!new.durable).then_some(false),
+                confirmed: new.unconfirmed.then_some(false),
                 applied,
             }),
             Verdict::Seen(seen) => {
@@ -212,6 +216,9 @@ pub(crate) fn log(scope: &Scope, answer: Result<&Verdict, &Refusal>) {
     match answer {
         Ok(Verdict::New(NewVerdict { durable: false, .. })) => {
             tracing::warn!(tenant, family, "answered NEW, not known to be durable");
+        }
+        Ok(Verdict::New(NewVerdict { unconfirmed: true, .. })) => {
+            tracing::warn!(tenant, family, "answered NEW, though no tier could say that it was not seen before");
         }
         Ok(Verdict::New(NewVerdict { confirmed: false, .. })) => {
             tracing::warn!(

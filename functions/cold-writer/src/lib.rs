@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use aws_lambda_events::event::sqs::SqsEvent;
 use ledger_domain::persist::{Failure, Writer, Written};
-use ledger_domain::ports::{Clock, ColdLedger, EventQueue, chain};
+use ledger_domain::ports::{Clock, ColdLedger, EventQueue, StoreError, chain};
 use ledger_domain::search::note_if_drained;
 use ledger_lambda::sqs::{BatchResponse, Message, MissingId, messages};
 
@@ -53,18 +53,29 @@ pub async fn write(app: &App, messages: &[Message]) -> Vec<String> {
 }
 
 fn report(written: &Written, messages: &[Message]) {
+    for (at, reason) in &written.parked {
+        let message_id = messages[*at].id.as_str();
+        tracing::error!(message_id, reason = chain(reason), "poison: no fact; it is parked");
+    }
     for (at, failure) in &written.failures {
         let message_id = messages[*at].id.as_str();
+        let error = chain(failure);
         match failure {
             Failure::NotAFact(_) => {
                 tracing::error!(
                     message_id,
-                    error = chain(failure),
-                    "poison: not a fact; it ends in the dead-letter queue"
+                    error,
+                    "a message this release cannot read; it ends in the dead-letter queue"
                 );
             }
-            Failure::Store(_) | Failure::Clock => {
-                tracing::warn!(message_id, error = chain(failure), "a fact was not written and comes again");
+            Failure::Store(StoreError::Rejected { .. }) => {
+                tracing::error!(message_id, error, "a fact the ledger refuses; it ends in the dead-letter queue");
+            }
+            Failure::NotParked { .. }
+            | Failure::Untold(_)
+            | Failure::Clock
+            | Failure::Store(StoreError::DidNotHappen { .. } | StoreError::MayHaveHappened { .. }) => {
+                tracing::warn!(message_id, error, "a message is not done and comes again");
             }
         }
     }
@@ -78,8 +89,9 @@ fn report(written: &Written, messages: &[Message]) {
         tracing::error!(count = written.false_new, "ALARM: false NEW: a key was registered again inside its window");
     }
     if let Some(error) = &written.heal_error {
-        tracing::warn!(error = chain(error), "the hot tier was not healed; the facts are written all the same");
+        tracing::warn!(error = chain(error), "the hot tier was not healed; a cold session has to say so");
     }
     let (persisted, failed, healed) = (written.persisted, written.failures.len(), written.healed);
-    tracing::info!(messages = messages.len(), persisted, failed, healed, "batch written");
+    let parked = written.parked.len();
+    tracing::info!(messages = messages.len(), persisted, failed, parked, healed, "batch written");
 }

@@ -3,17 +3,21 @@
 #![expect(clippy::expect_used, reason = "a test that cannot be set up fails")]
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
+use async_trait::async_trait;
 use aws_lambda_events::event::sqs::SqsEvent;
 use cold_writer::{App, handle};
 use ledger_domain::persist::Writer;
-use ledger_domain::ports::Clock;
+use ledger_domain::ports::{Clock, ColdSessions, PoisonSink, StoreError};
 use ledger_domain::{Fact, Timestamp};
 use ledger_lambda::sqs::{BatchResponse, MissingId};
+use ledger_stores::memory::MemoryHotTier;
 use ledger_stores::postgres::{PostgresConfig, PostgresLedger};
 use ledger_testkit::clock::ManualClock;
 use ledger_testkit::cold_ledger::{fact, now, registration, subject};
+use ledger_testkit::faulty::{FaultRates, Faulty};
 use ledger_testkit::postgres_server::PostgresServer;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _};
@@ -29,7 +33,8 @@ fn start(url: &str, now: Timestamp) -> Test {
     let config = PostgresConfig { operation_timeout_ms: 60_000, ..PostgresConfig::default() };
     let cold = Arc::new(PostgresLedger::connect_lazy(url, &config).expect("a URL"));
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(now));
-    let writer = Writer { cold: Arc::clone(&cold) as _, hot: None, clock: Arc::clone(&clock) };
+    let writer =
+        Writer { cold: Arc::clone(&cold) as _, hot: None, clock: Arc::clone(&clock), sessions: None, poison: None };
     let app = App { writer, queue: None, cold: Arc::clone(&cold) as _, clock };
     Test { app, cold }
 }
@@ -88,6 +93,77 @@ async fn the_sample_event_is_written_but_for_its_two_poisoned_messages() {
     // Delivered again, it changes nothing.
     assert_eq!(t.failures(&event).await.len(), 2);
     assert_eq!(t.rows().await, (3, 3));
+}
+
+/// Keeps what is parked, or refuses to.
+#[derive(Default)]
+struct Parked {
+    kept: Mutex<Vec<(String, String)>>,
+    refuses: AtomicBool,
+}
+
+#[async_trait]
+impl PoisonSink for Parked {
+    async fn park(&self, body: &str, reason: &str) -> Result<(), StoreError> {
+        if self.refuses.load(Ordering::SeqCst) {
+            return Err(StoreError::did_not_happen("park", "told so"));
+        }
+        self.kept.lock().expect("whole").push((body.to_owned(), reason.to_owned()));
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_fact_is_parked_with_the_reason_and_a_fact_of_another_release_is_not() {
+    let mut t = start(&PostgresServer::shared().database().await, Timestamp::from_millis(1_790_000_070_000));
+    let parked = Arc::new(Parked::default());
+    t.app.writer.poison = Some(Arc::clone(&parked) as _);
+    let event: Value = serde_json::from_str(include_str!("../../../events/cold-writer-sqs.json")).expect("JSON");
+    let id = |n: usize| event["Records"][n]["messageId"].as_str().expect("an id").to_owned();
+    parked.refuses.store(true, Ordering::SeqCst);
+    assert_eq!(t.failures(&event).await, BTreeSet::from([id(2), id(4)]), "not parked, so it comes again");
+    assert_eq!(t.rows().await, (3, 3), "and holds up nobody");
+    parked.refuses.store(false, Ordering::SeqCst);
+    assert_eq!(t.failures(&event).await, BTreeSet::from([id(4)]));
+    let kept = parked.kept.lock().expect("whole").clone();
+    let [(body, reason)] = kept.as_slice() else { panic!("{kept:?}") };
+    assert_eq!(Some(body.as_str()), event["Records"][2]["body"].as_str());
+    assert!(reason.starts_with("not a fact"), "{reason}");
+}
+
+/// A session that is held, or not.
+#[derive(Default)]
+struct Sessions {
+    held: AtomicU32,
+    refuses: AtomicBool,
+}
+
+#[async_trait]
+impl ColdSessions for Sessions {
+    async fn ensure(&self) -> Result<Timestamp, StoreError> {
+        if self.refuses.load(Ordering::SeqCst) {
+            return Err(StoreError::did_not_happen("hold a session", "told so"));
+        }
+        self.held.fetch_add(1, Ordering::SeqCst);
+        Ok(now().plus_seconds(30))
+    }
+}
+
+#[tokio::test]
+async fn what_could_not_be_healed_is_said_to_everybody_or_comes_again() {
+    let mut t = start(&PostgresServer::shared().database().await, now());
+    let tier = Arc::new(MemoryHotTier::new(100, Arc::clone(&t.app.clock)));
+    let hot = Arc::new(Faulty::new(tier, 1, FaultRates::DOWN));
+    let sessions = Arc::new(Sessions::default());
+    t.app.writer.hot = Some(Arc::clone(&hot) as _);
+    t.app.writer.sessions = Some(Arc::clone(&sessions) as _);
+    assert!(t.failures(&event(&facts(5))).await.is_empty(), "written, and everybody knows that Redis lacks it");
+    assert_eq!(sessions.held.load(Ordering::SeqCst), 1);
+    sessions.refuses.store(true, Ordering::SeqCst);
+    assert_eq!(t.failures(&event(&facts(8))).await, ids(8), "nobody could be told");
+    assert_eq!(t.rows().await, (8, 8), "written all the same");
+    hot.set_rates(FaultRates::NONE);
+    assert!(t.failures(&event(&facts(8))).await.is_empty(), "and healed when it comes again");
 }
 
 #[tokio::test]

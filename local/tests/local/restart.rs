@@ -78,6 +78,30 @@ fn a_count_that_came_batches_after_its_registration_goes_on() {
 }
 
 #[test]
+fn with_dead_letters_it_starts_and_settles_misses_in_the_cold_ledger() {
+    let data = folder();
+    let local = Local::start(data.path(), &[]);
+    local.check("k").is_new();
+    let new = local.check("other");
+    new.is_new();
+    assert_eq!(new.body["decidedBy"], "hot", "nothing is missing");
+    local.stop();
+    block_on(async {
+        use sqlx::{ConnectOptions as _, Executor as _};
+        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(data.path().join("queue.sqlite"));
+        let mut connection = options.connect().await.expect("opens");
+        let dead = "INSERT INTO dead_letter (body, deliveries, given_up_at_ms) VALUES ('{\"v\":999}', 5, 0)";
+        connection.execute(dead).await.expect("planted");
+        connection.execute("UPDATE tally SET dead = dead + 1").await.expect("counted");
+    });
+    let local = Local::start(data.path(), &[]);
+    local.check("k").is_seen(1);
+    let new = local.check("unheard of");
+    new.is_new();
+    assert_eq!(new.body["decidedBy"], "cold", "the dead letter may be about it");
+}
+
+#[test]
 fn requests_under_way_at_a_sigterm_are_answered_and_their_facts_drained() {
     let data = folder();
     let local = Local::start(data.path(), &[]);

@@ -2,16 +2,16 @@
 //!
 //! An act changes the hot tier first, marked as not durable, then its fact is sent, then the mark is cleared, then the holder is
 //! answered. So no later visitor is told to discard what the holder was not told is done, and whoever meets the mark can make
-//! it durable himself, for the record holds all of its fact. A record that the hot tier does not hold is acted on in the cold
-//! ledger.
+//! it durable himself, for the record holds all of its fact. A record that the hot tier does not hold, or cannot vouch for, or
+//! is cut off from, is acted on in the cold ledger.
 
 use std::sync::atomic::Ordering;
 
-use crate::check::{Ledger, Sent};
+use crate::check::Ledger;
 use crate::claim::{Act, ClaimId, TokenError};
 use crate::digest::Slot;
 use crate::fact::Fact;
-use crate::ports::{ActedCold, Amend, Heal, StoreError, chain};
+use crate::ports::{ActedCold, Amend, Fill, StoreError, chain};
 use crate::record::{Record, State, Subject};
 use crate::text::Invalid;
 use crate::time::Timestamp;
@@ -101,34 +101,39 @@ impl Ledger {
         let slot = Slot::of(&request.subject.scope, &request.subject.key);
         let claim = self.tokens.verify(&slot, &request.token)?;
         let (mut waited_ms, mut pause_ms, mut failures) = (0, FIRST_PAUSE_MS, 0);
-        // What the cold ledger did while the hot tier held nothing; the hot tier may hold the claim again since.
-        let mut in_cold: Option<Acknowledged> = None;
+        // What the hot tier last showed of it.
+        let mut shown: Option<Box<Record>> = None;
         for _ in 0..TRIES {
             // A fresh look each time: a frozen process must not act on the time it went to sleep.
             let now = self.clock.now().map_err(|_| Undecided::Clock)?;
             let found = match self.hot.read(&[slot]).await.pop() {
                 Some(Ok(found)) => found,
                 Some(Err(error)) => {
-                    self.hot_failed(&error, &mut failures)?;
+                    if self.hot_failed(&error, &mut failures)? {
+                        return self.act_cut_off(request, slot, &claim, shown.as_deref()).await;
+                    }
                     continue;
                 }
                 None => return Err(Undecided::HotTier.into()),
             };
             let record = match found {
                 Found::Record(record) => record,
-                Found::Absent => match (in_cold, self.act_in_cold(request, slot, &claim, now).await?) {
-                    (Some(acknowledged), _) | (None, InCold::Healed(acknowledged)) => return Ok(acknowledged),
-                    (None, InCold::NotHealed(acknowledged)) => {
-                        // Something stands there by now, read from the row before this act perhaps: it must learn of it.
-                        in_cold = Some(acknowledged);
-                        continue;
-                    }
-                },
+                Found::Absent => return self.act_in_cold(request, slot, &claim, None, true).await,
                 Found::Unreadable => return Err(Undecided::Unsupported.into()),
             };
             match act(&record, &claim, &request.act, now) {
-                // Another registration, or another attempt, follows what the cold ledger did.
-                Acted::Refused(refused) => return in_cold.ok_or(refused.into()),
+                Acted::Pending if waited_ms < WAIT_MS => {
+                    let pause = pause_ms.min(WAIT_MS - waited_ms);
+                    self.clock.pause(pause).await;
+                    waited_ms += pause;
+                    pause_ms *= 2;
+                }
+                Acted::Pending => return Err(Undecided::Pending.into()),
+                // Another attempt may stand in the cold ledger, or this one where the hot tier shows another.
+                Acted::Refused(_) | Acted::Stands | Acted::Changed(_) if !self.trust.vouches() => {
+                    return self.act_in_cold(request, slot, &claim, Some(&record), true).await;
+                }
+                Acted::Refused(refused) => return Err(refused.into()),
                 Acted::Stands if !record.undurable => return Ok(acknowledged(&record, DecidedBy::Hot)),
                 Acted::Stands => return self.make_durable(request, slot, *record).await,
                 Acted::Changed(to) => {
@@ -141,26 +146,29 @@ impl Ledger {
                         // Changed meanwhile: what stands there now decides.
                         Some(Ok(Amended::Moved(_))) => {}
                         // Perhaps done: then it stands at the next look.
-                        Some(Err(error)) => self.hot_failed(&error, &mut failures)?,
+                        Some(Err(error)) => {
+                            if self.hot_failed(&error, &mut failures)? {
+                                return self.act_cut_off(request, slot, &claim, Some(&amend.read)).await;
+                            }
+                            shown = Some(Box::new(amend.read));
+                        }
                         None => return Err(Undecided::HotTier.into()),
                     }
                 }
-                Acted::Pending if waited_ms < WAIT_MS => {
-                    let pause = pause_ms.min(WAIT_MS - waited_ms);
-                    self.clock.pause(pause).await;
-                    waited_ms += pause;
-                    pause_ms *= 2;
-                }
-                Acted::Pending => return Err(Undecided::Pending.into()),
             }
         }
         Err(Undecided::Contended.into())
     }
 
-    fn hot_failed(&self, error: &StoreError, failures: &mut u8) -> Result<(), Undecided> {
+    /// `true` where the hot tier has failed too often, and the cold ledger is to act without it.
+    fn hot_failed(&self, error: &StoreError, failures: &mut u8) -> Result<bool, Undecided> {
         *failures += 1;
         tracing::warn!(error = chain(error), failures = *failures, "the hot tier did not answer an act on a claim");
-        if *failures < FAILURES_MAX { Ok(()) } else { Err(Undecided::HotTier) }
+        match *failures < FAILURES_MAX {
+            true => Ok(false),
+            false if self.cold.is_some() => Ok(true),
+            false => Err(Undecided::HotTier),
+        }
     }
 
     /// Sends the fact of an act that stands marked, and clears the mark.
@@ -170,74 +178,90 @@ impl Ledger {
         let fact = Fact { subject: request.subject.clone(), record, before: None };
         // No PENDING lapses here: its window's end is all there is to keep to.
         let deadline = fact.record.window_ends_at;
-        match self.send_facts(std::slice::from_ref(&fact), &[deadline]).await.pop() {
-            Some(Sent::Durable) => {}
+        if self.send_or_persist(std::slice::from_ref(&fact), &[deadline]).await != [true] {
             // It stands marked: whoever meets it, a repeat of this act or a check, sends the fact again.
-            Some(Sent::Refused | Sent::Unknown | Sent::TooLate) | None => return Err(Undecided::Queue.into()),
+            return Err(Undecided::Queue.into());
         }
+        let again = fact.clone();
         let response = fact.record.response;
         let to = Record { take_over, response: None, ..fact.record };
         let read = Record { undurable: true, response, ..to.clone() };
         let clear = Amend { slot, read, to, sighting: None };
         match self.hot.amend(&[clear]).await.pop() {
-            Some(Ok(Amended::Done(_) | Amended::Moved(_))) | None => {}
-            // The fact is durable all the same; the next visitor sends it again, which merging makes one.
+            Some(Ok(Amended::Done(_))) => return Ok(acknowledged),
+            Some(Ok(Amended::Moved(_))) | None => {}
             Some(Err(error)) => tracing::warn!(error = chain(&error), "a mark may not be cleared in the hot tier"),
+        }
+        // It is durable. But what stood there may be lost, and an older state be filled in its place: then nothing would tell of
+        // the end before the fact is drained, and whoever was told that the tier is filled would believe it.
+        let Some(cold) = &self.cold else { return Ok(acknowledged) };
+        self.persist(std::slice::from_ref(&again)).await?;
+        let standing = cold.standing(&request.subject).await.map_err(|error| {
+            tracing::warn!(error = chain(&error), "the cold ledger did not answer what stands there");
+            Undecided::ColdLedger
+        })?;
+        if let Some(row) = standing
+            && self.tell_hot(&[Fill { slot, row }]).await != [true]
+        {
+            return Err(Undecided::ColdSession.into());
         }
         Ok(acknowledged)
     }
 
-    /// The hot tier holds nothing: the cold ledger decides, and the hot tier learns of it.
+    /// The hot tier is cut off: the cold ledger acts alone, under a cold session.
+    async fn act_cut_off(
+        &self,
+        request: &ClaimAct,
+        slot: Slot,
+        claim: &ClaimId,
+        shown: Option<&Record>,
+    ) -> Result<Acknowledged, ActProblem> {
+        let until = self.cold_session().await.ok_or(Undecided::ColdSession)?;
+        let acknowledged = self.act_in_cold(request, slot, claim, shown, false).await?;
+        // Past the session's end nobody is told to look into the cold ledger: a repeat of the act finds it done.
+        if self.is_before(until) { Ok(acknowledged) } else { Err(Undecided::ColdSession.into()) }
+    }
+
+    /// The cold ledger acts, after it has learnt what the hot tier showed; the hot tier is told where `tells_hot`.
     async fn act_in_cold(
         &self,
         request: &ClaimAct,
         slot: Slot,
         claim: &ClaimId,
-        now: Timestamp,
-    ) -> Result<InCold, ActProblem> {
-        let vouched = self.trust.vouches_for_misses();
+        shown: Option<&Record>,
+        tells_hot: bool,
+    ) -> Result<Acknowledged, ActProblem> {
+        let vouched = tells_hot && self.trust.vouches();
         let Some(cold) = &self.cold else {
             return Err(if vouched { ActProblem::UnknownClaim } else { Undecided::Absence.into() });
         };
+        // A PENDING is nobody's to make durable but its own check's.
+        if let Some(shown) = shown.filter(|shown| shown.state != State::Pending) {
+            self.tell_cold(&[(request.subject.clone(), shown.clone())]).await?;
+        }
+        let now = self.clock.now().map_err(|_| Undecided::Clock)?;
         let acted = cold.act(&request.subject, claim, &request.act, now).await.map_err(|error| {
             tracing::warn!(error = chain(&error), "the cold ledger did not answer an act on a claim");
             Undecided::ColdLedger
         })?;
-        match acted {
-            ActedCold::Done(record) => Ok(self.heal_after_act(slot, *record).await),
-            ActedCold::Unchanged(Some(record)) => match act(&record, claim, &request.act, now) {
-                Acted::Stands => Ok(self.heal_after_act(slot, *record).await),
-                Acted::Refused(_) if is_behind(&record, claim, vouched, now) => Err(Undecided::Absence.into()),
-                Acted::Refused(refused) => Err(refused.into()),
+        let row = match acted {
+            ActedCold::Done(row) => row,
+            ActedCold::Unchanged(Some(row)) => match act(&row, claim, &request.act, now) {
+                Acted::Stands => row,
+                Acted::Refused(_) if is_behind(&row, claim, vouched, now) => return Err(Undecided::Absence.into()),
+                Acted::Refused(refused) => return Err(refused.into()),
                 // It changed between the statement and the look.
-                Acted::Changed(_) | Acted::Pending => Err(Undecided::Contended.into()),
+                Acted::Changed(_) | Acted::Pending => return Err(Undecided::Contended.into()),
             },
-            ActedCold::Unchanged(None) if vouched => Err(ActProblem::UnknownClaim),
-            ActedCold::Unchanged(None) => Err(Undecided::Absence.into()),
-        }
-    }
-}
-
-impl Ledger {
-    async fn heal_after_act(&self, slot: Slot, row: Record) -> InCold {
+            ActedCold::Unchanged(None) if vouched => return Err(ActProblem::UnknownClaim),
+            ActedCold::Unchanged(None) => return Err(Undecided::Absence.into()),
+        };
         let acknowledged = acknowledged(&row, DecidedBy::Cold);
-        match self.hot.heal(&[Heal { slot, row }]).await.pop() {
-            Some(Ok(true)) => InCold::Healed(acknowledged),
-            Some(Ok(false)) | None => InCold::NotHealed(acknowledged),
-            Some(Err(error)) => {
-                tracing::warn!(error = chain(&error), "the hot tier may not be healed from the cold ledger");
-                InCold::NotHealed(acknowledged)
-            }
+        if tells_hot && self.tell_hot(&[Fill { slot, row: *row }]).await != [true] {
+            return Err(Undecided::ColdSession.into());
         }
+        Ok(acknowledged)
     }
-}
-
-/// An act that stands in the cold ledger.
-enum InCold {
-    /// And in the hot tier, which held nothing.
-    Healed(Acknowledged),
-    /// Whether in the hot tier is not known: something may stand there again.
-    NotHealed(Acknowledged),
 }
 
 /// Whether the row cannot speak of `claim`, because facts about it are still on their way: it knows an earlier attempt only, or,

@@ -25,12 +25,15 @@ pub struct Fact {
     pub before: Option<Attempt>,
 }
 
-/// Why a message is no fact. It belongs into the dead-letter queue, not on the floor.
+/// Why a message is no fact that this release can read. It is kept, never dropped.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FactError {
-    /// Not JSON, or not an object with a version.
+    /// Not JSON, or not an object with a version: nobody's fact.
     #[error("not a fact: {0}")]
     Malformed(String),
+    /// Of a version that this release knows, and yet not as it is written: a fact all the same, of some registration.
+    #[error("a damaged fact: {0}")]
+    Damaged(String),
     /// Written by another release; a consumer that knows this version must take it.
     #[error("fact of unknown version {0}")]
     UnknownVersion(u64),
@@ -159,22 +162,22 @@ impl Fact {
     /// Reads a message body: its facts, one or more.
     ///
     /// # Errors
-    /// [`FactError::UnknownVersion`] where another release wrote it, [`FactError::Malformed`] where nobody did.
+    /// [`FactError::UnknownVersion`] where another release wrote it, [`FactError::Malformed`] where nobody did,
+    /// [`FactError::Damaged`] where it says what this release does not write.
     pub fn all_from_json(body: &str) -> Result<Vec<Self>, FactError> {
-        let malformed = |e: &dyn std::fmt::Display| FactError::Malformed(e.to_string());
-        let Versioned { v } = serde_json::from_str(body).map_err(|e| malformed(&e))?;
+        let Versioned { v } = serde_json::from_str(body).map_err(|e| FactError::Malformed(e.to_string()))?;
+        let damaged = |e: serde_json::Error| FactError::Damaged(e.to_string());
         match v {
             VERSION => {
-                let wire: Wire = serde_json::from_str(body).map_err(|e| malformed(&e))?;
-                Ok(vec![wire.into_fact().map_err(FactError::Malformed)?])
+                let wire: Wire = serde_json::from_str(body).map_err(damaged)?;
+                Ok(vec![wire.into_fact().map_err(FactError::Damaged)?])
             }
             TOGETHER_VERSION => {
-                let together: Together = serde_json::from_str(body).map_err(|e| malformed(&e))?;
+                let together: Together = serde_json::from_str(body).map_err(damaged)?;
                 if together.facts.is_empty() {
-                    return Err(FactError::Malformed("facts: expected at least one".to_owned()));
+                    return Err(FactError::Damaged("facts: expected at least one".to_owned()));
                 }
-                let facts = together.facts.into_iter().map(|wire| wire.into_fact().map_err(FactError::Malformed));
-                facts.collect()
+                together.facts.into_iter().map(|wire| wire.into_fact().map_err(FactError::Damaged)).collect()
             }
             other => Err(FactError::UnknownVersion(other)),
         }

@@ -11,7 +11,7 @@ macro_rules! id8 {
         impl $name {
             /// Wraps eight bytes; their order is the big-endian order of the number they write.
             #[must_use]
-            pub fn from_bytes(bytes: [u8; 8]) -> Self {
+            pub const fn from_bytes(bytes: [u8; 8]) -> Self {
                 Self(bytes)
             }
 
@@ -58,4 +58,12 @@ id8!(
     /// How a check recognises what it won itself: a digest of principal, `requestId`, payload hash and mode, or random
     /// where the caller gave no `requestId`.
     Nonce
+);
+id8!(
+    /// One run of decisions in the cold ledger by one process. Random.
+    SessionId
+);
+id8!(
+    /// One pass of the keeper that fills the hot tier. Random.
+    FillPass
 );

@@ -8,9 +8,12 @@
 //! - the words: [`Scope`], [`MessageKey`], [`PayloadHash`], [`Record`], [`Verdict`], [`Fact`]
 //! - the record's life: [`transition`]; its compact form in the hot tier: [`value`]
 //! - the one use case that orders hot tier, queue and cold ledger: [`check`]
-//! - what the cold writer does with facts: [`persist`]; what an auditor is shown: [`search`]
+//! - what the cold writer does with facts: [`persist`]; how the hot tier is refilled: [`keep`]; what an auditor is shown:
+//!   [`search`]
+//! - what keeps a check from waiting for a tier that is down: [`breaker`]
 
 mod attempt;
+pub mod breaker;
 pub mod check;
 pub mod claim;
 pub mod claims;
@@ -18,6 +21,7 @@ mod digest;
 mod fact;
 mod hash;
 mod ids;
+pub mod keep;
 mod key;
 pub mod persist;
 mod policy;
@@ -35,11 +39,11 @@ pub use attempt::{Attempt, Trail};
 pub use digest::{Slot, nonce_of};
 pub use fact::{Fact, FactError};
 pub use hash::PayloadHash;
-pub use ids::{Nonce, RegistrationId};
+pub use ids::{FillPass, Nonce, RegistrationId, SessionId};
 pub use key::{KEY_MAX_BYTES, KEY_PARTS_MAX, KEY_PARTS_MIN, MessageKey};
 pub use policy::{
     ConfirmMiss, LEASE_MAX_SECONDS, LEASE_MIN_SECONDS, Policy, PolicyError, PolicyFields, PolicySet, REPLAY_SECONDS,
-    WINDOW_MAX_SECONDS, WINDOW_MIN_SECONDS,
+    Unconfirmed, WINDOW_MAX_SECONDS, WINDOW_MIN_SECONDS,
 };
 pub use record::{Drift, Ended, Record, State, StoredResponse, Subject, TakeOver};
 pub use scope::{Scope, Tenant};

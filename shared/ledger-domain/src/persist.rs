@@ -1,13 +1,17 @@
 //! What the cold writer does with facts: parse, persist, heal.
 //!
-//! A message that is no fact, or whose content the ledger refuses, fails alone and goes to the dead-letter queue by its own
-//! batch item failure. Where the ledger does not answer, the whole batch fails and comes again. Nothing is half written.
+//! A message that is no fact is parked and done with: nothing can be lost with it, and in the dead-letter queue it would keep
+//! the hot tier from being called complete. A fact of another release, a damaged one, or one whose content the ledger refuses, fails alone and
+//! goes to the dead-letter queue by its own batch item failure: it is a registration, and the tier waits for it. Where the ledger
+//! does not answer, the whole batch fails and comes again. Nothing is half written.
 
 use std::sync::Arc;
 
+use futures::future::join_all;
+
 use crate::digest::Slot;
 use crate::fact::{Fact, FactError};
-use crate::ports::{ClaimRow, Clock, ColdLedger, Heal, HotTier, Persisted, StoreError};
+use crate::ports::{ClaimRow, Clock, ColdLedger, ColdSessions, Heal, HotTier, Persisted, PoisonSink, StoreError};
 
 /// Persists facts.
 pub struct Writer {
@@ -15,6 +19,10 @@ pub struct Writer {
     pub cold: Arc<dyn ColdLedger>,
     /// Healed from the rows after each commit; without it nothing is healed.
     pub hot: Option<Arc<dyn HotTier>>,
+    /// Says to everybody that the hot tier lacks what could not be healed; without it nobody is told.
+    pub sessions: Option<Arc<dyn ColdSessions>>,
+    /// Where messages go that are no facts; without it they fail and end in the dead-letter queue.
+    pub poison: Option<Arc<dyn PoisonSink>>,
     /// Ledger time.
     pub clock: Arc<dyn Clock>,
 }
@@ -31,6 +39,18 @@ pub enum Failure {
     /// It is no fact this release can read; only the dead-letter queue can keep it.
     #[error(transparent)]
     NotAFact(#[from] FactError),
+    /// It is no fact ([`FactError`] says why), and it could not be parked.
+    #[error("{reason}; and it could not be parked")]
+    NotParked {
+        /// Why it is no fact.
+        reason: FactError,
+        /// Why it could not be parked.
+        #[source]
+        source: StoreError,
+    },
+    /// It is written, but the hot tier was not healed, and nobody could be told so.
+    #[error("it is written, but the hot tier lacks it and no cold session could be held")]
+    Untold(#[source] StoreError),
     /// The cold ledger did not take it.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -44,6 +64,8 @@ pub enum Failure {
 pub struct Written {
     /// Which messages failed, by their place in the batch, and why.
     pub failures: Vec<(usize, Failure)>,
+    /// Which messages were no facts and were parked, by their place in the batch, and why.
+    pub parked: Vec<(usize, FactError)>,
     /// How many facts are in the tables now.
     pub persisted: usize,
     /// Registrations newly found to be false NEWs.
@@ -52,27 +74,70 @@ pub struct Written {
     pub months_created: Vec<String>,
     /// Hot records written from durable rows.
     pub healed: usize,
-    /// Why healing failed, where it did. It fails no fact.
+    /// Why healing failed, where it did. It fails no fact where everybody can be told ([`Writer::sessions`]).
     pub heal_error: Option<StoreError>,
 }
 
 /// How many keys are healed by one call to the hot tier.
 const HEAL_BATCH: usize = 1_000;
+/// How many messages are parked at once.
+const PARK_BATCH: usize = 10;
+const HEAL: &str = "heal the hot tier";
 
 impl Writer {
     /// Persists message bodies, in any number; memory grows with their size and no more.
     pub async fn write<S: AsRef<str> + Sync>(&self, bodies: &[S]) -> Written {
         let mut written = Written::default();
         let mut messages = Vec::with_capacity(bodies.len());
+        let mut poison = Vec::new();
         for (at, body) in bodies.iter().enumerate() {
             match Fact::all_from_json(body.as_ref()) {
                 Ok(facts) => messages.push((at, facts)),
-                Err(error) => written.failures.push((at, error.into())),
+                Err(error @ FactError::Malformed(_)) => poison.push((at, body.as_ref(), error)),
+                Err(error @ (FactError::UnknownVersion(_) | FactError::Damaged(_))) => {
+                    written.failures.push((at, error.into()))
+                }
             }
         }
+        let facts_of: Vec<usize> = messages.iter().map(|(at, _)| *at).collect();
         self.write_messages(messages, &mut written).await;
+        self.tell_what_is_not_healed(&facts_of, &mut written).await;
+        // Last, for facts are what matters.
+        self.park(poison, &mut written).await;
         written.failures.sort_by_key(|(at, _)| *at);
         written
+    }
+
+    /// Parks messages that are no facts.
+    async fn park(&self, poison: Vec<(usize, &str, FactError)>, written: &mut Written) {
+        let Some(sink) = &self.poison else {
+            written.failures.extend(poison.into_iter().map(|(at, _, error)| (at, error.into())));
+            return;
+        };
+        let mut poison = poison.into_iter().peekable();
+        while poison.peek().is_some() {
+            let batch = poison.by_ref().take(PARK_BATCH).map(async |(at, body, reason)| {
+                let parked = sink.park(body, &reason.to_string()).await;
+                (at, reason, parked)
+            });
+            for (at, reason, parked) in join_all(batch).await {
+                match parked {
+                    Ok(()) => written.parked.push((at, reason)),
+                    Err(source) => written.failures.push((at, Failure::NotParked { reason, source })),
+                }
+            }
+        }
+    }
+
+    /// Where the hot tier was not healed, it lacks rows that were confirmed or will be believed absent: a cold session says so to
+    /// everybody. Without it the messages come again, and are healed then.
+    async fn tell_what_is_not_healed(&self, facts_of: &[usize], written: &mut Written) {
+        let (Some(_), Some(sessions)) = (&written.heal_error, &self.sessions) else { return };
+        if let Err(error) = sessions.ensure().await {
+            let failed: std::collections::HashSet<usize> = written.failures.iter().map(|(at, _)| *at).collect();
+            let untold = facts_of.iter().filter(|at| !failed.contains(at));
+            written.failures.extend(untold.map(|at| (*at, Failure::Untold(error.clone()))));
+        }
     }
 
     /// The facts of one message are persisted together: they became durable together.
@@ -143,9 +208,10 @@ impl Writer {
 /// Heals hot records from durable rows whose window is not over; how many were written.
 ///
 /// # Errors
-/// The first [`StoreError`] of the hot tier; rows before it may be healed. Nothing is healed where the time is not known.
+/// The first [`StoreError`] of the hot tier; rows before it may be healed. [`StoreError::DidNotHappen`] where the time is not
+/// known.
 pub async fn heal_rows(hot: &dyn HotTier, clock: &dyn Clock, rows: Vec<(Slot, ClaimRow)>) -> Result<usize, StoreError> {
-    let Ok(now) = clock.now() else { return Ok(0) };
+    let now = clock.now().map_err(|unknown| StoreError::did_not_happen(HEAL, unknown))?;
     let heals: Vec<_> = rows
         .into_iter()
         .filter(|(_, row)| !row.record.is_over(now))
@@ -158,21 +224,4 @@ pub async fn heal_rows(hot: &dyn HotTier, clock: &dyn Clock, rows: Vec<(Slot, Cl
         }
     }
     Ok(healed)
-}
-
-/// Refills the hot tier from every live row, newest state never overwritten; how many records were written.
-///
-/// # Errors
-/// The first [`StoreError`] of either tier; it is safe to run again.
-pub async fn refill(cold: &dyn ColdLedger, hot: &dyn HotTier, clock: &dyn Clock) -> Result<usize, StoreError> {
-    let mut refilled = 0;
-    let mut cursor = None;
-    loop {
-        let now = clock.now().map_err(|unknown| StoreError::did_not_happen("refill the hot tier", unknown))?;
-        let rows = cold.live(now, cursor.as_ref(), HEAL_BATCH).await?;
-        let Some(last) = rows.last() else { return Ok(refilled) };
-        cursor = Some(last.subject.clone());
-        let rows = rows.into_iter().map(|row| (Slot::of(&row.subject.scope, &row.subject.key), row)).collect();
-        refilled += heal_rows(hot, clock, rows).await?;
-    }
 }

@@ -47,6 +47,33 @@ impl ConfirmMiss {
     }
 }
 
+/// What is answered to a check of which no tier can say whether it was seen before: the hot tier is down, or not complete, and
+/// the cold ledger does not answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unconfirmed {
+    /// 503: asking again later costs less than processing twice.
+    Refuse,
+    /// NEW with `confirmed: false`: processing twice costs less than waiting.
+    Allow,
+}
+
+impl Unconfirmed {
+    /// The name used in policies.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Refuse => "refuse",
+            Self::Allow => "allow",
+        }
+    }
+
+    /// Reads [`Unconfirmed::as_str`]'s names.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Refuse, Self::Allow].into_iter().find(|value| value.as_str() == text)
+    }
+}
+
 /// What one policy entry sets; a field left out is decided by the next more general entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PolicyFields {
@@ -64,6 +91,8 @@ pub struct PolicyFields {
     pub require_request_id: Option<bool>,
     /// Whether a hot miss is settled in the cold ledger.
     pub confirm_miss: Option<ConfirmMiss>,
+    /// What is answered where no tier can say whether a message was seen.
+    pub unconfirmed: Option<Unconfirmed>,
     /// How long a check's own retry gets its answer again.
     pub replay_seconds: Option<u64>,
 }
@@ -85,6 +114,8 @@ pub struct Policy {
     pub require_request_id: bool,
     /// Whether a hot miss is settled in the cold ledger.
     pub confirm_miss: ConfirmMiss,
+    /// What is answered where no tier can say whether a message was seen.
+    pub unconfirmed: Unconfirmed,
     /// How long a check's own retry gets its answer again.
     pub replay_seconds: u64,
 }
@@ -207,6 +238,7 @@ impl PolicySet {
             lease_max_seconds,
             require_request_id: first(&entries, |f| f.require_request_id).unwrap_or(false),
             confirm_miss: first(&entries, |f| f.confirm_miss).unwrap_or(ConfirmMiss::WhenIncomplete),
+            unconfirmed: first(&entries, |f| f.unconfirmed).unwrap_or(Unconfirmed::Refuse),
             replay_seconds: first(&entries, |f| f.replay_seconds).unwrap_or(REPLAY_SECONDS),
         }
     }

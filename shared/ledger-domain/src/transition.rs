@@ -352,6 +352,37 @@ pub fn heal(found: &Found, row: &Record) -> Option<Record> {
     }
 }
 
+/// Fills from the durable row: absent → the row; a first PENDING → the row, whosever it is, so that its confirm is refused; an
+/// older state of the same registration → what the two know together, and a take-over under way over it is refused; an older
+/// registration → the row; else nothing. `Some` is what to write.
+#[must_use]
+pub fn fill(found: &Found, row: &Record) -> Option<Record> {
+    match found {
+        Found::Absent => Some(row.clone()),
+        Found::Unreadable => None,
+        Found::Record(record) if record.state == State::Pending => Some(row.clone()),
+        Found::Record(record) if record.registration_id != row.registration_id => {
+            (record.standing() < row.standing()).then(|| row.clone())
+        }
+        // Its end is no fact yet, and another has taken over: nobody was told that it is done.
+        Found::Record(record) if record.undurable && row.attempt > record.attempt => {
+            let mut next = row.clone();
+            next.merge_sightings(record);
+            Some(next)
+        }
+        Found::Record(record) => {
+            let mut merged = (**record).clone();
+            merged.merge(row);
+            if ClaimPart::of(&merged) != ClaimPart::of(record) {
+                merged.take_over = None;
+                // What stands now is the row's, and that is durable.
+                merged.undurable = false;
+            }
+            (merged != **record).then_some(merged)
+        }
+    }
+}
+
 /// Whether `record` still is as `take_over` found it.
 fn is_as_taken_over(record: &Record, take_over: &TakeOver) -> bool {
     match record.state {

@@ -88,6 +88,9 @@ pub struct NewVerdict {
     pub decided_by: DecidedBy,
     /// Whether the registration is known to be durable.
     pub durable: bool,
+    /// Whether no tier could say that the message was not seen before, and the scope's policy prefers this answer to none:
+    /// shown as `confirmed: false`.
+    pub unconfirmed: bool,
     /// Whether the hot tier holds the registration as confirmed; where not, a repeat may be answered NEW until the cold
     /// writer has healed it (counted, not shown to callers).
     pub confirmed: bool,
@@ -145,6 +148,9 @@ pub enum Undecided {
     /// The hot tier did not answer.
     #[error("the hot tier did not answer")]
     HotTier,
+    /// The cold ledger was to decide alone, and the cold session that this needs could not be had.
+    #[error("the cold session that a decision in the cold ledger needs could not be opened")]
+    ColdSession,
     /// The cold ledger was needed and did not answer.
     #[error("the cold ledger was needed and did not answer")]
     ColdLedger,

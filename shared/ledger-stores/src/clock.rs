@@ -10,6 +10,7 @@ use ledger_domain::ports::{Clock, ClockUnknown, ColdLedger, Entropy, HotTier, St
 use ledger_domain::{EPSILON_MS, Timestamp};
 
 use crate::os_time::{OsTime, Reading, TimeSource};
+use crate::recent_failure::{RETRY_MS, RecentFailure};
 use crate::single_flight::SingleFlight;
 
 const EPSILON_US: i64 = EPSILON_MS * 1_000;
@@ -19,6 +20,9 @@ const HALF_MS_US: i64 = 500;
 const SAMPLES: usize = 5;
 /// A round trip longer than 2 ε cannot give the offset to within ε; such a sample is not waited for.
 const SAMPLE_TIMEOUT_MS: u64 = EPSILON_MS.unsigned_abs() * 2;
+/// The first sample of the last reference may have to make a connection, and there is none to fall back on: it is waited for
+/// longer, and the others count.
+const LAST_RESORT_TIMEOUT_MS: u64 = 1_000;
 
 /// Whose time is the ledger's.
 #[async_trait]
@@ -93,6 +97,7 @@ pub struct LedgerClock {
     offset: RwLock<Option<Offset>>,
     measuring: SingleFlight<Result<(), ClockUnknown>>,
     failing: AtomicBool,
+    failure: RecentFailure<ClockUnknown>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -127,8 +132,15 @@ impl LedgerClock {
         settings: LedgerClockSettings,
         time: Arc<dyn TimeSource>,
     ) -> Self {
-        let (offset, failing) = (RwLock::new(None), AtomicBool::new(false));
-        Self { references, settings, time, offset, measuring: SingleFlight::new(), failing }
+        Self {
+            references,
+            settings,
+            time,
+            offset: RwLock::new(None),
+            measuring: SingleFlight::new(),
+            failing: AtomicBool::new(false),
+            failure: RecentFailure::new(RETRY_MS),
+        }
     }
 
     /// Measures the offset now, joining a measurement that is under way.
@@ -136,15 +148,28 @@ impl LedgerClock {
     /// # Errors
     /// [`ClockUnknown`] where no reference gave its time to within ε. An offset known before stays in use up to its age.
     pub async fn measure(&self) -> Result<(), ClockUnknown> {
-        self.measuring.run(|| self.measure_alone()).await
+        self.measuring
+            .run(|| async {
+                let outcome = self.measure_alone().await;
+                self.failure.note(&outcome, self.time.read());
+                outcome
+            })
+            .await
     }
 
-    /// Measures the offset if the time is unknown; what an edge calls before it refuses. Callers share one measurement.
+    /// Measures the offset if the time is unknown; what an edge calls before it refuses. Callers share one measurement, and for
+    /// a second its failure, so that not each of them waits for references that do not answer.
     ///
     /// # Errors
     /// As [`LedgerClock::measure`].
     pub async fn ensure_known(&self) -> Result<(), ClockUnknown> {
-        if self.now().is_ok() { Ok(()) } else { self.measure().await }
+        if self.now().is_ok() {
+            return Ok(());
+        }
+        match self.failure.at(self.time.read()) {
+            Some(unknown) => Err(unknown),
+            None => self.measure().await,
+        }
     }
 
     /// Measures again and again in a task of the current Tokio runtime, until the clock is dropped.
@@ -164,8 +189,10 @@ impl LedgerClock {
     async fn measure_alone(&self) -> Result<(), ClockUnknown> {
         let mut last_error = None;
         let mut found = None;
-        for reference in &self.references {
-            match self.sample(reference.as_ref()).await {
+        for (index, reference) in self.references.iter().enumerate() {
+            let is_last = index + 1 == self.references.len();
+            let first_timeout_ms = if is_last { LAST_RESORT_TIMEOUT_MS } else { SAMPLE_TIMEOUT_MS };
+            match self.sample(reference.as_ref(), first_timeout_ms).await {
                 Ok(offset) if offset.doubt_us <= EPSILON_US => {
                     found = Some(offset);
                     break;
@@ -193,12 +220,13 @@ impl LedgerClock {
     }
 
     /// The best of several samples; an error, in words, where the reference answers none.
-    async fn sample(&self, reference: &dyn TimeReference) -> Result<Offset, String> {
+    async fn sample(&self, reference: &dyn TimeReference, first_timeout_ms: u64) -> Result<Offset, String> {
         let mut best: Option<Offset> = None;
         let mut problem = String::new();
-        for _ in 0..SAMPLES {
+        for sample in 0..SAMPLES {
+            let timeout_ms = if sample == 0 { first_timeout_ms } else { SAMPLE_TIMEOUT_MS };
             let before = self.time.read();
-            let answer = tokio::time::timeout(Duration::from_millis(SAMPLE_TIMEOUT_MS), reference.time()).await;
+            let answer = tokio::time::timeout(Duration::from_millis(timeout_ms), reference.time()).await;
             let after = self.time.read();
             match answer {
                 Ok(Ok(reference_time)) => {
@@ -213,7 +241,11 @@ impl LedgerClock {
                     // One that is down is not asked five times.
                     break;
                 }
-                Err(_) => problem = format!("no answer within {SAMPLE_TIMEOUT_MS} ms"),
+                Err(_) => {
+                    problem = format!("no answer within {timeout_ms} ms");
+                    // Nor is one that does not answer waited for five times, while the next may tell the time.
+                    break;
+                }
             }
         }
         best.ok_or(problem)

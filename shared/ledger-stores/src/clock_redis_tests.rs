@@ -35,8 +35,7 @@ struct Process {
 }
 
 async fn process(server: &RedisServer, wrong_by_us: i64) -> Process {
-    let url = format!("{}?connect_timeout_ms=20000&response_timeout_ms=20000", server.url());
-    let hot: Arc<dyn HotTier> = Arc::new(RedisHotTier::open(&url).expect("a fixture's URL"));
+    let hot: Arc<dyn HotTier> = Arc::new(RedisHotTier::open(server.url()).expect("a fixture's URL"));
     let references = vec![Arc::new(HotTime(Arc::clone(&hot))) as Arc<dyn TimeReference>];
     let time = Arc::new(Wrong { by_us: wrong_by_us });
     let clock = Arc::new(LedgerClock::with_time(references, LedgerClockSettings::default(), time));

@@ -114,18 +114,54 @@ async fn a_way_of_almost_two_epsilon_is_just_short_enough() {
     assert_eq!(clock.measure().await, Err(ClockUnknown));
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_reference_that_hangs_is_not_waited_for() {
-    struct Hangs;
-    #[async_trait]
-    impl TimeReference for Hangs {
-        async fn time(&self) -> Result<Timestamp, StoreError> {
-            std::future::pending().await
-        }
+/// A black hole.
+struct Hangs(AtomicUsize);
+
+#[async_trait]
+impl TimeReference for Hangs {
+    async fn time(&self) -> Result<Timestamp, StoreError> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        std::future::pending().await
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reference_that_hangs_is_waited_for_once_and_the_next_is_asked() {
     let time = ManualTime::new(WALL_MS);
-    let clock = LedgerClock::with_time(vec![Arc::new(Hangs)], LedgerClockSettings::default(), time as _);
-    assert_eq!(clock.measure().await, Err(ClockUnknown));
+    let (hot, cold) = (Arc::new(Hangs(AtomicUsize::new(0))), Server::new(&time, MINUTE_MS));
+    let references: Vec<Arc<dyn TimeReference>> = vec![Arc::clone(&hot) as _, Arc::clone(&cold) as _];
+    let clock = LedgerClock::with_time(references, LedgerClockSettings::default(), Arc::clone(&time) as _);
+    let before = tokio::time::Instant::now();
+    for outcome in futures::future::join_all((0..20).map(|_| clock.ensure_known())).await {
+        outcome.expect("the cold ledger tells the time");
+    }
+    assert_eq!(before.elapsed(), Duration::from_millis(200));
+    assert_eq!((hot.0.load(Ordering::SeqCst), cold.calls.load(Ordering::SeqCst)), (1, SAMPLES));
+    assert!(off_by_ms(&clock, &cold) <= 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_no_reference_answers_that_costs_one_wait_a_second() {
+    let time = ManualTime::new(WALL_MS);
+    let hangs = Arc::new(Hangs(AtomicUsize::new(0)));
+    let references = vec![Arc::clone(&hangs) as Arc<dyn TimeReference>];
+    let clock = LedgerClock::with_time(references, LedgerClockSettings::default(), Arc::clone(&time) as _);
+    let before = tokio::time::Instant::now();
+    for _ in 0..20 {
+        assert_eq!(clock.ensure_known().await, Err(ClockUnknown));
+    }
+    assert_eq!((before.elapsed(), hangs.0.load(Ordering::SeqCst)), (Duration::from_millis(1_000), 1));
+    time.pass_ms(1_000);
+    assert_eq!(clock.ensure_known().await, Err(ClockUnknown));
+    assert_eq!(hangs.0.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn a_last_reference_that_needs_a_connection_first_is_waited_for() {
+    let (_time, server, clock) = one(MINUTE_MS);
+    server.ways(&[(700, 200)]);
+    clock.measure().await.expect("by the samples after the first");
+    assert!(off_by_ms(&clock, &server) <= 1);
 }
 
 #[tokio::test]

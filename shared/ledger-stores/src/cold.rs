@@ -1,6 +1,6 @@
 //! What both cold ledgers do before they speak SQL: check and coalesce facts, and say what an error means.
 
-use ledger_domain::ports::{HistoryPage, HistoryQuery, HistoryRow, StoreError};
+use ledger_domain::ports::{HistoryPage, HistoryQuery, HistoryRow, Position, StoreError};
 use ledger_domain::{Ended, Fact, FailReason, Record, RegistrationId, State, Subject, Timestamp, Trail};
 
 const DAY_MS: i64 = 86_400_000;
@@ -19,8 +19,8 @@ pub(crate) fn check_plausible(operation: &'static str, at: Timestamp, now: Times
     Err(StoreError::rejected(operation, problem))
 }
 
-/// The longest window, 366 days: what both schemas hold rows to, so that overlaps are looked for in bounded history.
-#[cfg(feature = "embedded")]
+/// The longest window, 366 days: what both schemas hold rows to, so that overlaps are looked for in bounded history, and live
+/// rows too.
 pub(crate) const WINDOW_MAX_MS: i64 = 366 * DAY_MS;
 
 /// The longest replay time told apart, 1,000 years: longer than there is time to compare.
@@ -172,8 +172,18 @@ pub(crate) fn outcome_without_answer(error: &sqlx::Error) -> Outcome {
     }
 }
 
-/// The most rows one call for live rows gives.
-pub(crate) const LIVE_ROWS_MAX: usize = 10_000;
+/// The most rows one call for live rows gives, or one purge removes.
+const LIVE_ROWS_MAX: usize = 10_000;
+
+/// A number of live rows as the statements take it.
+pub(crate) fn live_rows(limit: usize) -> i64 {
+    i64::try_from(limit.min(LIVE_ROWS_MAX)).unwrap_or(i64::MAX)
+}
+
+/// The place that all rows are older than: the latest time there is.
+pub(crate) const NEWEST: Position =
+    Position { first_seen_at: Timestamp::MAX, registration_id: RegistrationId::from_bytes([0xff; 8]) };
+
 /// The most rows a page of history has, as the port says.
 const PAGE_ROWS_MAX: usize = 1_000;
 

@@ -1,96 +1,173 @@
-//! What the hot tier last said of itself, for the hot path.
+//! What the hot tier last said of itself, and whether a cold session stands, for the hot path.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use ledger_domain::ports::{HotHealth, HotTier, HotTrust, chain};
+use futures::future::join3;
+use ledger_domain::ports::{ControlPlane, HotTier, HotTrust, StoreError, WarmMarker, chain};
 
 use crate::os_time::{OsTime, Reading, TimeSource};
 use crate::single_flight::SingleFlight;
 
-/// How often the health is read, and how old it may get.
+/// How often both are read, and how old they may get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HotWatchSettings {
     /// Between two reads in the background, in milliseconds.
     pub refresh_ms: u64,
-    /// The greatest age at which the health still counts, in milliseconds.
+    /// The greatest age at which what was read still counts, in milliseconds. A loss, or a cold session of another process, is
+    /// noticed within this time.
     pub max_age_ms: u64,
+    /// How long each of both has to answer, in milliseconds; what does not is not complete.
+    pub timeout_ms: u64,
 }
 
 impl Default for HotWatchSettings {
-    /// Every 2 s (DESIGN section 7); one read may be late or lost.
+    /// Never older than the 2 s of DESIGN section 7, so read each second: a read that takes its whole time is still in time.
     fn default() -> Self {
-        Self { refresh_ms: 2_000, max_age_ms: 5_000 }
+        Self { refresh_ms: 1_000, max_age_ms: 2_000, timeout_ms: 500 }
     }
 }
 
-/// The hot tier's health as last read. Its age is judged when it is asked for, by wall clock and monotonic clock, so a
-/// process that was frozen does not trust a tier that lost everything meanwhile.
-pub struct HotWatch {
+/// Whether the hot tier is complete, as last read: its health, that its marker is of the keeper's last pass, and that no cold
+/// session stands.
+///
+/// The age is judged when it is asked for, by wall clock and monotonic clock, so a process that was frozen does not trust a
+/// tier that lost everything meanwhile. What could not be read is remembered as not complete, which is always safe: nobody
+/// waits for a second read of a source that does not answer.
+pub struct HotWatch(Arc<Watched>);
+
+struct Watched {
     hot: Arc<dyn HotTier>,
+    control_plane: Arc<dyn ControlPlane>,
     settings: HotWatchSettings,
     time: Arc<dyn TimeSource>,
     known: RwLock<Known>,
     reading: SingleFlight<()>,
+    is_reading_aside: AtomicBool,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Known {
-    /// `None` before the first read, and while the tier does not answer.
-    health: Option<(HotHealth, Reading)>,
+    /// `None` before the first read.
+    last: Option<Read>,
     /// What was last logged, so that a change is logged once.
     reported: Option<Vec<String>>,
 }
 
+/// What came of a read.
+#[derive(Debug, Clone, Copy)]
+struct Read {
+    is_complete: bool,
+    /// Whether both answered.
+    answered: bool,
+    as_of: Reading,
+}
+
 impl fmt::Debug for HotWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        f.debug_struct("HotWatch").field("settings", &self.settings).field("known", &*known).finish_non_exhaustive()
+        let known = self.0.known.read().unwrap_or_else(PoisonError::into_inner);
+        f.debug_struct("HotWatch").field("settings", &self.0.settings).field("known", &*known).finish_non_exhaustive()
     }
 }
 
 impl HotWatch {
     /// A watch that trusts nothing until [`HotWatch::ensure_fresh`].
     #[must_use]
-    pub fn new(hot: Arc<dyn HotTier>, settings: HotWatchSettings) -> Self {
-        Self::with_time(hot, settings, Arc::new(OsTime))
+    pub fn new(hot: Arc<dyn HotTier>, control_plane: Arc<dyn ControlPlane>, settings: HotWatchSettings) -> Self {
+        Self::with_time(hot, control_plane, settings, Arc::new(OsTime))
     }
 
-    fn with_time(hot: Arc<dyn HotTier>, settings: HotWatchSettings, time: Arc<dyn TimeSource>) -> Self {
-        Self { hot, settings, time, known: RwLock::default(), reading: SingleFlight::new() }
+    fn with_time(
+        hot: Arc<dyn HotTier>,
+        control_plane: Arc<dyn ControlPlane>,
+        settings: HotWatchSettings,
+        time: Arc<dyn TimeSource>,
+    ) -> Self {
+        Self(Arc::new(Watched {
+            hot,
+            control_plane,
+            settings,
+            time,
+            known: RwLock::default(),
+            reading: SingleFlight::new(),
+            is_reading_aside: AtomicBool::new(false),
+        }))
     }
 
-    /// Reads the health if it is unknown or too old. Callers share one read.
+    /// Reads both if they are unknown or too old. Callers share one read. Where the last one was not answered nobody waits for
+    /// the next: it is made in a task of the current Tokio runtime, and until then nothing is trusted.
     pub async fn ensure_fresh(&self) {
-        if self.fresh().is_none() {
-            self.reading.run(|| self.read()).await;
+        let watched = &self.0;
+        match watched.last() {
+            Some(last) if watched.is_fresh(last) => {}
+            Some(last) if !last.answered => watched.read_aside(),
+            Some(_) | None => watched.reading.run(|| watched.read()).await,
         }
     }
 
-    /// Reads the health again and again in a task of the current Tokio runtime, until the watch is dropped.
-    pub fn refresh_in_background(self: &Arc<Self>) {
-        let watch: Weak<Self> = Arc::downgrade(self);
-        let pause = Duration::from_millis(self.settings.refresh_ms.max(1));
+    /// Reads both again and again in a task of the current Tokio runtime, until the watch is dropped.
+    pub fn refresh_in_background(&self) {
+        let watched: Weak<Watched> = Arc::downgrade(&self.0);
+        let pause = Duration::from_millis(self.0.settings.refresh_ms.max(1));
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep(pause).await;
-                let Some(watch) = watch.upgrade() else { return };
-                watch.reading.run(|| watch.read()).await;
+                let Some(watched) = watched.upgrade() else { return };
+                watched.reading.run(|| watched.read()).await;
             }
+        });
+    }
+}
+
+impl Watched {
+    fn read_aside(self: &Arc<Self>) {
+        if self.is_reading_aside.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let watched = Arc::clone(self);
+        tokio::spawn(async move {
+            watched.reading.run(|| watched.read()).await;
+            watched.is_reading_aside.store(false, Ordering::SeqCst);
         });
     }
 
     async fn read(&self) {
         // The time before the read: what happened after it is not in.
-        let as_of = self.time.read();
-        let (health, problems) = match self.hot.health().await {
+        let began = self.time.read();
+        let (health, sessions, keeper) = join3(
+            self.within(self.hot.health()),
+            self.within(self.control_plane.cold_sessions(1)),
+            self.within(self.control_plane.keeper_state()),
+        )
+        .await;
+        let answered = health.is_ok() && sessions.is_ok() && keeper.is_ok();
+        let mut problems = Vec::new();
+        let last_pass = keeper.as_ref().ok().and_then(|state| state.as_ref()?.pass);
+        match health {
             Ok(health) => {
-                let problems = health.problems.clone();
-                (Some((health, as_of)), problems)
+                match health.marker {
+                    WarmMarker::Warm(pass) if Some(pass) == last_pass => {}
+                    WarmMarker::Warm(_) => {
+                        problems.push("its warm marker is of an earlier pass: it may have lost its place".to_owned());
+                    }
+                    WarmMarker::Filling(_) => problems.push("it is being filled".to_owned()),
+                    WarmMarker::Missing => problems.push("a shard has no warm marker".to_owned()),
+                }
+                problems.extend(health.problems);
             }
-            Err(error) => (None, vec![chain(&error)]),
-        };
+            Err(problem) => problems.push(problem),
+        }
+        problems.extend(keeper.err());
+        match sessions {
+            Ok(sessions) if sessions.is_empty() => {}
+            Ok(_) => problems.push("a cold session is live or not filled from yet".to_owned()),
+            Err(problem) => problems.push(problem),
+        }
+        // That nothing was heard is as old as the end of the wait for it.
+        let as_of = if answered { began } else { self.time.read() };
+        let last = Read { is_complete: answered && problems.is_empty(), answered, as_of };
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         if known.reported.as_ref() != Some(&problems) {
             if problems.is_empty() {
@@ -103,120 +180,34 @@ impl HotWatch {
                 );
             }
         }
-        *known = Known { health, reported: Some(problems) };
+        *known = Known { last: Some(last), reported: Some(problems) };
     }
 
-    fn fresh(&self) -> Option<bool> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        let (health, as_of) = known.health.as_ref()?;
-        let age_us = u64::try_from(self.time.read().age_us(*as_of)).unwrap_or(0);
-        (age_us <= self.settings.max_age_ms.saturating_mul(1_000)).then_some(health.complete)
+    /// The answer, or in words why there is none.
+    async fn within<T>(&self, answer: impl Future<Output = Result<T, StoreError>>) -> Result<T, String> {
+        let timeout_ms = self.settings.timeout_ms;
+        match tokio::time::timeout(Duration::from_millis(timeout_ms), answer).await {
+            Ok(answer) => answer.map_err(|error| chain(&error)),
+            Err(_) => Err(format!("no answer within {timeout_ms} ms")),
+        }
+    }
+
+    fn last(&self) -> Option<Read> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).last
+    }
+
+    fn is_fresh(&self, last: Read) -> bool {
+        let age_us = u64::try_from(self.time.read().age_us(last.as_of)).unwrap_or(0);
+        age_us <= self.settings.max_age_ms.saturating_mul(1_000)
     }
 }
 
 impl HotTrust for HotWatch {
-    fn vouches_for_misses(&self) -> bool {
-        self.fresh() == Some(true)
+    fn vouches(&self) -> bool {
+        self.0.last().is_some_and(|last| last.is_complete && self.0.is_fresh(last))
     }
 }
 
 #[cfg(all(test, feature = "embedded"))]
-mod tests {
-    use std::sync::Mutex;
-
-    use async_trait::async_trait;
-    use ledger_domain::ports::{Amend, Begin, Begun, Count, Heal, Release, Replace, Settle, StoreError};
-    use ledger_domain::transition::{Amended, Counted, Found, Swapped};
-    use ledger_domain::{Slot, Timestamp};
-
-    use super::*;
-    use crate::clock::SystemClock;
-    use crate::memory::MemoryHotTier;
-    use crate::os_time::manual::ManualTime;
-
-    /// A tier that says of itself what it is told to.
-    struct Says {
-        inner: MemoryHotTier,
-        health: Mutex<Result<HotHealth, StoreError>>,
-    }
-
-    impl Says {
-        fn set(&self, health: Result<HotHealth, StoreError>) {
-            *self.health.lock().unwrap_or_else(PoisonError::into_inner) = health;
-        }
-    }
-
-    #[async_trait]
-    impl HotTier for Says {
-        async fn begin(&self, requests: &[Begin]) -> Vec<Result<Begun, StoreError>> {
-            self.inner.begin(requests).await
-        }
-        async fn settle(&self, requests: &[Settle]) -> Vec<Result<Swapped, StoreError>> {
-            self.inner.settle(requests).await
-        }
-        async fn count(&self, requests: &[Count]) -> Vec<Result<Counted, StoreError>> {
-            self.inner.count(requests).await
-        }
-        async fn replace(&self, requests: &[Replace]) -> Vec<Result<Swapped, StoreError>> {
-            self.inner.replace(requests).await
-        }
-        async fn amend(&self, requests: &[Amend]) -> Vec<Result<Amended, StoreError>> {
-            self.inner.amend(requests).await
-        }
-        async fn release(&self, requests: &[Release]) -> Vec<Result<(), StoreError>> {
-            self.inner.release(requests).await
-        }
-        async fn read(&self, slots: &[Slot]) -> Vec<Result<Found, StoreError>> {
-            self.inner.read(slots).await
-        }
-        async fn heal(&self, requests: &[Heal]) -> Vec<Result<bool, StoreError>> {
-            self.inner.heal(requests).await
-        }
-        async fn time(&self) -> Result<Timestamp, StoreError> {
-            self.inner.time().await
-        }
-        async fn health(&self) -> Result<HotHealth, StoreError> {
-            self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
-        }
-    }
-
-    fn complete() -> Result<HotHealth, StoreError> {
-        Ok(HotHealth { complete: true, problems: Vec::new() })
-    }
-
-    fn start() -> (Arc<Says>, Arc<ManualTime>, HotWatch) {
-        let inner = MemoryHotTier::new(1, Arc::new(SystemClock));
-        let says = Arc::new(Says { inner, health: Mutex::new(complete()) });
-        let time = ManualTime::new(1_790_000_000_000);
-        let watch = HotWatch::with_time(Arc::clone(&says) as _, HotWatchSettings::default(), Arc::clone(&time) as _);
-        (says, time, watch)
-    }
-
-    #[tokio::test]
-    async fn nothing_is_trusted_before_the_first_read_nor_when_the_tier_says_otherwise() {
-        let (says, _time, watch) = start();
-        assert!(!watch.vouches_for_misses());
-        watch.ensure_fresh().await;
-        assert!(watch.vouches_for_misses());
-        says.set(Ok(HotHealth { complete: false, problems: vec!["evicted_keys is 3".to_owned()] }));
-        watch.ensure_fresh().await;
-        assert!(watch.vouches_for_misses(), "fresh: not read again");
-        watch.read().await;
-        assert!(!watch.vouches_for_misses());
-    }
-
-    #[tokio::test]
-    async fn a_tier_that_does_not_answer_and_a_thawed_process_trust_nothing() {
-        let (says, time, watch) = start();
-        watch.ensure_fresh().await;
-        time.pass_ms(5_000);
-        assert!(watch.vouches_for_misses());
-        time.set_wall_ms_by(1);
-        assert!(!watch.vouches_for_misses(), "only the wall clock knows of the freeze");
-        watch.ensure_fresh().await;
-        assert!(watch.vouches_for_misses());
-        says.set(Err(StoreError::did_not_happen("ask", "down")));
-        watch.read().await;
-        assert!(!watch.vouches_for_misses());
-    }
-}
+#[path = "hot_watch_tests.rs"]
+mod tests;

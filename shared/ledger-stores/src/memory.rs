@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use ledger_domain::ports::{
-    Amend, Begin, Begun, Clock, Count, Heal, HotHealth, HotTier, Release, Replace, Settle, StoreError,
+    Amend, Begin, Begun, Clock, Count, Fill, Heal, HotHealth, HotTier, Release, Replace, Settle, StoreError, WarmMarker,
 };
 use ledger_domain::transition::{self, Amended, Counted, Found, Swapped};
-use ledger_domain::{EPSILON_MS, Record, Slot, Timestamp, value};
+use ledger_domain::{EPSILON_MS, FillPass, Record, Slot, Timestamp, value};
 
 /// How many locks the slots are spread over: a power of two, well above the cores of one machine.
 const SHARDS: usize = 64;
@@ -40,6 +40,8 @@ pub struct MemoryHotTier {
     max_records: usize,
     /// No record expires before this; kept so that a full tier is not searched at each write.
     earliest_expiry_ms: AtomicI64,
+    /// The pass that fills or filled it, and whether that has ended.
+    filled: Mutex<Option<(FillPass, bool)>>,
     clock: Arc<dyn Clock>,
 }
 
@@ -62,6 +64,7 @@ impl MemoryHotTier {
             records: AtomicUsize::new(0),
             max_records,
             earliest_expiry_ms: AtomicI64::new(i64::MAX),
+            filled: Mutex::new(None),
             clock,
         }
     }
@@ -272,6 +275,30 @@ impl HotTier for MemoryHotTier {
         slots.iter().map(|slot| self.at(*slot, "read a slot", |entry| Ok(entry.found()))).collect()
     }
 
+    async fn fill(&self, requests: &[Fill]) -> Vec<Result<bool, StoreError>> {
+        let fill = |request: &Fill| {
+            self.at(request.slot, "fill a key", |entry| match transition::fill(&entry.found(), &request.row) {
+                Some(record) => entry.write_until_window_end(&record).map(|()| true),
+                None => Ok(false),
+            })
+        };
+        requests.iter().map(fill).collect()
+    }
+
+    async fn begin_fill(&self, pass: FillPass) -> Result<(), StoreError> {
+        *self.filled.lock().unwrap_or_else(PoisonError::into_inner) = Some((pass, false));
+        Ok(())
+    }
+
+    async fn end_fill(&self, pass: FillPass) -> Result<bool, StoreError> {
+        let mut filled = self.filled.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_its = filled.is_some_and(|(of, _)| of == pass);
+        if is_its {
+            *filled = Some((pass, true));
+        }
+        Ok(is_its)
+    }
+
     async fn heal(&self, requests: &[Heal]) -> Vec<Result<bool, StoreError>> {
         let heal = |request: &Heal| {
             self.at(request.slot, "heal a registration", |entry| match transition::heal(&entry.found(), &request.row) {
@@ -286,8 +313,14 @@ impl HotTier for MemoryHotTier {
         self.clock.now().map_err(|error| StoreError::did_not_happen("ask the hot tier's time", error))
     }
 
-    /// Always complete: it never evicts, and what it forgets it forgets with the process that asks.
+    /// It evicts nothing, and what it forgets it forgets with the process that asks: a new tier is empty, and once filled it
+    /// stays warm.
     async fn health(&self) -> Result<HotHealth, StoreError> {
-        Ok(HotHealth { complete: true, problems: Vec::new() })
+        let marker = match *self.filled.lock().unwrap_or_else(PoisonError::into_inner) {
+            None => WarmMarker::Missing,
+            Some((pass, false)) => WarmMarker::Filling(pass),
+            Some((pass, true)) => WarmMarker::Warm(pass),
+        };
+        Ok(HotHealth { marker, problems: Vec::new() })
     }
 }

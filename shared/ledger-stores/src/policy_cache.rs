@@ -9,6 +9,7 @@ use ledger_domain::ports::{ControlPlane, PolicySource, StoreError};
 use ledger_domain::{Policy, PolicySet, Scope};
 
 use crate::os_time::{OsTime, Reading, TimeSource};
+use crate::recent_failure::{RETRY_MS, RecentFailure};
 use crate::single_flight::SingleFlight;
 
 /// How often policies are read, and how old they may get.
@@ -18,12 +19,15 @@ pub struct PolicyCacheSettings {
     pub refresh_ms: u64,
     /// The greatest age at which policies are still used, in milliseconds.
     pub max_age_ms: u64,
+    /// How long a read may take, in milliseconds.
+    pub timeout_ms: u64,
 }
 
 impl Default for PolicyCacheSettings {
-    /// Every 30 s; used for up to 15 minutes while the control plane does not answer.
+    /// Every 30 s; used for up to 15 minutes while the control plane does not answer. A read takes some milliseconds; the first
+    /// one, of many entries and with a connection to make, up to a second.
     fn default() -> Self {
-        Self { refresh_ms: 30_000, max_age_ms: 15 * 60_000 }
+        Self { refresh_ms: 30_000, max_age_ms: 15 * 60_000, timeout_ms: 3_000 }
     }
 }
 
@@ -39,6 +43,7 @@ pub struct PolicyCache {
     known: RwLock<Option<Known>>,
     reading: SingleFlight<Result<(), StoreError>>,
     failing: AtomicBool,
+    failure: RecentFailure<StoreError>,
 }
 
 #[derive(Clone)]
@@ -66,8 +71,15 @@ impl PolicyCache {
         settings: PolicyCacheSettings,
         time: Arc<dyn TimeSource>,
     ) -> Self {
-        let (known, failing) = (RwLock::new(None), AtomicBool::new(false));
-        Self { control_plane, settings, time, known, reading: SingleFlight::new(), failing }
+        Self {
+            control_plane,
+            settings,
+            time,
+            known: RwLock::new(None),
+            reading: SingleFlight::new(),
+            failing: AtomicBool::new(false),
+            failure: RecentFailure::new(RETRY_MS),
+        }
     }
 
     /// Reads the policies now, joining a read that is under way.
@@ -78,12 +90,19 @@ impl PolicyCache {
         self.reading.run(|| self.read()).await
     }
 
-    /// Reads the policies if they are unknown or too old; what an edge calls before it refuses. Callers share one read.
+    /// Reads the policies if they are unknown or too old; what an edge calls before it refuses. Callers share one read, and
+    /// for a second its failure, so that not each of them waits for a control plane that does not answer.
     ///
     /// # Errors
     /// As [`PolicyCache::load`].
     pub async fn ensure_fresh(&self) -> Result<(), StoreError> {
-        if self.current().is_some() { Ok(()) } else { self.load().await }
+        if self.current().is_some() {
+            return Ok(());
+        }
+        match self.failure.at(self.time.read()) {
+            Some(error) => Err(error),
+            None => self.load().await,
+        }
     }
 
     /// Reads the policies again and again in a task of the current Tokio runtime, until the cache is dropped.
@@ -102,7 +121,12 @@ impl PolicyCache {
 
     async fn read(&self) -> Result<(), StoreError> {
         let as_of = self.time.read();
-        let outcome = self.control_plane.policies().await;
+        let timeout_ms = self.settings.timeout_ms;
+        let outcome = tokio::time::timeout(Duration::from_millis(timeout_ms), self.control_plane.policies()).await;
+        let outcome = outcome.unwrap_or_else(|_| {
+            Err(StoreError::did_not_happen("read policies", format!("no answer within {timeout_ms} ms")))
+        });
+        self.failure.note(&outcome, self.time.read());
         let failed = outcome.is_err();
         let changed = self.failing.swap(failed, Ordering::SeqCst) != failed;
         match outcome {
@@ -147,11 +171,12 @@ mod tests {
     use super::*;
     use crate::os_time::manual::ManualTime;
 
-    /// Each read gives tenant `t1` the number of the read as its window; or fails while `down`.
+    /// Each read gives tenant `t1` the number of the read as its window; it fails while `down`, and `hangs`.
     #[derive(Default)]
     struct Scripted {
         reads: AtomicU64,
         down: AtomicBool,
+        hangs: AtomicBool,
     }
 
     #[async_trait]
@@ -159,6 +184,9 @@ mod tests {
         async fn policies(&self) -> Result<PolicySet, StoreError> {
             let read = self.reads.fetch_add(1, Ordering::SeqCst) + 1;
             tokio::task::yield_now().await;
+            if self.hangs.load(Ordering::SeqCst) {
+                return std::future::pending().await;
+            }
             if self.down.load(Ordering::SeqCst) {
                 return Err(StoreError::did_not_happen("read policies", "down"));
             }
@@ -167,9 +195,38 @@ mod tests {
             policies.set_tenant(&Tenant::parse("t1").unwrap(), fields).unwrap();
             Ok(policies)
         }
+
+        async fn cold_sessions(&self, _: usize) -> Result<Vec<ledger_domain::ports::ColdSession>, StoreError> {
+            unreachable!("nobody looks at sessions")
+        }
+
+        async fn open_cold_session(&self, _: &ledger_domain::ports::ColdSession) -> Result<(), StoreError> {
+            unreachable!("nobody opens a session")
+        }
+
+        async fn renew_cold_session(
+            &self,
+            _: &ledger_domain::ports::ColdSession,
+            _: ledger_domain::Timestamp,
+        ) -> Result<bool, StoreError> {
+            unreachable!("nobody renews a session")
+        }
+
+        async fn remove_cold_session(&self, _: &ledger_domain::ports::ColdSession) -> Result<bool, StoreError> {
+            unreachable!("only the keeper removes sessions")
+        }
+
+        async fn keeper_state(&self) -> Result<Option<ledger_domain::ports::KeeperState>, StoreError> {
+            unreachable!("only the keeper asks for its state")
+        }
+
+        async fn save_keeper_state(&self, _: &ledger_domain::ports::KeeperState) -> Result<bool, StoreError> {
+            unreachable!("only the keeper writes its state")
+        }
     }
 
-    const SETTINGS: PolicyCacheSettings = PolicyCacheSettings { refresh_ms: 1_000, max_age_ms: 60_000 };
+    const SETTINGS: PolicyCacheSettings =
+        PolicyCacheSettings { refresh_ms: 1_000, max_age_ms: 60_000, timeout_ms: 3_000 };
 
     fn cache() -> (Arc<Scripted>, Arc<ManualTime>, Arc<PolicyCache>) {
         let (control_plane, time) = (Arc::new(Scripted::default()), ManualTime::new(1_790_000_000_000));
@@ -256,5 +313,36 @@ mod tests {
         drop(cache);
         tokio::time::sleep(Duration::from_millis(10_000)).await;
         assert_eq!(control_plane.reads.load(Ordering::SeqCst), 6);
+    }
+
+    #[tokio::test]
+    async fn a_failure_is_shared_for_a_second_by_all_who_ask_and_then_tried_again() {
+        let (control_plane, time, cache) = cache();
+        control_plane.down.store(true, Ordering::SeqCst);
+        for outcome in futures::future::join_all((0..20).map(|_| cache.ensure_fresh())).await {
+            assert!(outcome.is_err());
+        }
+        control_plane.down.store(false, Ordering::SeqCst);
+        time.pass_ms(999);
+        assert!(cache.ensure_fresh().await.is_err());
+        assert_eq!(control_plane.reads.load(Ordering::SeqCst), 1);
+        time.pass_ms(1);
+        cache.ensure_fresh().await.unwrap();
+        assert_eq!(in_use(&cache), Some(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_control_plane_that_hangs_costs_one_wait() {
+        let (control_plane, _time, cache) = cache();
+        control_plane.hangs.store(true, Ordering::SeqCst);
+        let before = tokio::time::Instant::now();
+        for _ in 0..20 {
+            assert!(cache.ensure_fresh().await.is_err());
+        }
+        assert_eq!(before.elapsed(), Duration::from_millis(3_000));
+        control_plane.hangs.store(false, Ordering::SeqCst);
+        cache.load().await.unwrap();
+        cache.ensure_fresh().await.unwrap();
+        assert_eq!(in_use(&cache), Some(2), "what the background found counts at once");
     }
 }

@@ -1,7 +1,7 @@
 //! A policy entry as every control plane names it: which entry, and its fields by name.
 
 use ledger_domain::ports::StoreError;
-use ledger_domain::{ConfirmMiss, PolicyFields, PolicySet, Scope, Tenant};
+use ledger_domain::{ConfirmMiss, PolicyFields, PolicySet, Scope, Tenant, Unconfirmed};
 
 /// What is asked, in a failure's text.
 pub(crate) const READ: &str = "read policies";
@@ -69,6 +69,14 @@ fn set_field(entry: &mut PolicyFields, field: &str, value: Value) -> Result<(), 
             };
             let expected = || format!("expected \"always\" or \"whenIncomplete\", got {}", value.shown());
             entry.confirm_miss = Some(parsed.ok_or_else(expected)?);
+        }
+        "unconfirmed" => {
+            let parsed = match &value {
+                Value::Text(text) => Unconfirmed::parse(text),
+                Value::Number(_) | Value::Bool(_) | Value::Other(_) => None,
+            };
+            let expected = || format!("expected \"refuse\" or \"allow\", got {}", value.shown());
+            entry.unconfirmed = Some(parsed.ok_or_else(expected)?);
         }
         _ => return Err("no such field".to_owned()),
     }

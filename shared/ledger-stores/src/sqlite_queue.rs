@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use ledger_domain::Fact;
-use ledger_domain::ports::{Clock, Delivery, EventQueue, QueueConsumer, QueueDepth, StoreError};
+use ledger_domain::ports::{Clock, Delivery, EventQueue, PoisonSink, QueueConsumer, QueueDepth, StoreError};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{ConnectOptions as _, Connection as _, Row as _};
 use tokio::sync::{mpsc, oneshot};
@@ -17,21 +17,28 @@ const CALLS_MAX: usize = 256;
 const BUSY_TIMEOUT_MS: u64 = 5_000;
 /// Messages given up in one `receive`, so that it stays short.
 const DEAD_PER_RECEIVE: i64 = 1_000;
+/// Parked messages that are kept; with no room left none is parked, and the message comes again.
+const PARKED_MAX: i64 = 100_000;
+/// How long one is kept at least, in milliseconds: 14 days.
+const PARKED_MS: i64 = 14 * 86_400_000;
 
 const OPEN: &str = "open the queue file";
 const SEND: &str = "send facts";
 const DEPTH: &str = "read the queue's depth";
 const RECEIVE: &str = "receive messages";
 const ACK: &str = "delete messages";
+const PARK: &str = "park a message";
 const OTHER_ANSWER: &str = "the queue's writer answered something else";
 
-const SCHEMA: [&str; 5] = [
+const SCHEMA: [&str; 6] = [
     // AUTOINCREMENT: an id is never given out again, so an old receipt never names a new message.
     "CREATE TABLE IF NOT EXISTS message (id INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT NOT NULL, \
      visible_at_ms INTEGER NOT NULL DEFAULT 0, deliveries INTEGER NOT NULL DEFAULT 0) STRICT",
     "CREATE INDEX IF NOT EXISTS message_by_visibility ON message (visible_at_ms, id)",
     "CREATE TABLE IF NOT EXISTS dead_letter (id INTEGER PRIMARY KEY, body TEXT NOT NULL, deliveries INTEGER NOT NULL, \
      given_up_at_ms INTEGER NOT NULL) STRICT",
+    "CREATE TABLE IF NOT EXISTS parked (id INTEGER PRIMARY KEY, body TEXT NOT NULL, reason TEXT NOT NULL, \
+     parked_at_ms INTEGER NOT NULL) STRICT",
     // Counting rows reads all of them; the tally changes in the transaction that changes the rows.
     "CREATE TABLE IF NOT EXISTS tally (id INTEGER PRIMARY KEY CHECK (id = 1), waiting INTEGER NOT NULL, \
      dead INTEGER NOT NULL) STRICT",
@@ -77,6 +84,7 @@ enum Request {
     Send(Vec<String>),
     Receive { max: i64 },
     Ack(Vec<Receipt>),
+    Park { body: String, reason: String },
     Depth,
 }
 
@@ -208,12 +216,20 @@ impl QueueConsumer for SqliteQueue {
     }
 }
 
+#[async_trait]
+impl PoisonSink for SqliteQueue {
+    async fn park(&self, body: &str, reason: &str) -> Result<(), StoreError> {
+        self.call(Request::Park { body: body.to_owned(), reason: reason.to_owned() }).await.map(|_| ())
+    }
+}
+
 impl Request {
     fn operation(&self) -> &'static str {
         match self {
             Self::Send(_) => SEND,
             Self::Receive { .. } => RECEIVE,
             Self::Ack(_) => ACK,
+            Self::Park { .. } => PARK,
             Self::Depth => DEPTH,
         }
     }
@@ -297,6 +313,10 @@ async fn step(
             Err(unknown) => Ok(Err(StoreError::did_not_happen(RECEIVE, unknown))),
         },
         Request::Ack(receipts) => delete(tx, receipts).await.map(|()| Ok(Output::Done)),
+        Request::Park { body, reason } => match clock.now() {
+            Ok(now) => park(tx, body, reason, now.as_millis()).await,
+            Err(unknown) => Ok(Err(StoreError::did_not_happen(PARK, unknown))),
+        },
         Request::Depth => {
             let (waiting, dead) = tally(tx).await?;
             Ok(Ok(Output::Depth(QueueDepth { waiting, dead: Some(dead), lag_ms: 0 })))
@@ -394,4 +414,25 @@ async fn delete(tx: &mut SqliteConnection, receipts: &[Receipt]) -> Result<(), s
         add_to_tally(tx, -gone, 0).await?;
     }
     Ok(())
+}
+
+/// Keeps a message apart, once those that were kept long enough have made room.
+async fn park(
+    tx: &mut SqliteConnection,
+    body: &str,
+    reason: &str,
+    now_ms: i64,
+) -> Result<Result<Output, StoreError>, sqlx::Error> {
+    sqlx::query("DELETE FROM parked WHERE parked_at_ms < ?").bind(now_ms - PARKED_MS).execute(&mut *tx).await?;
+    let parked: i64 = sqlx::query("SELECT count(*) FROM parked").fetch_one(&mut *tx).await?.try_get(0)?;
+    if parked >= PARKED_MAX {
+        return Ok(Err(StoreError::did_not_happen(PARK, format!("full: {parked} messages are parked"))));
+    }
+    sqlx::query("INSERT INTO parked (body, reason, parked_at_ms) VALUES (?, ?, ?)")
+        .bind(body)
+        .bind(reason)
+        .bind(now_ms)
+        .execute(tx)
+        .await?;
+    Ok(Ok(Output::Done))
 }

@@ -11,11 +11,12 @@ use aws_sdk_sqs::Client;
 use aws_sdk_sqs::config::http::HttpResponse;
 use aws_sdk_sqs::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_sqs::types::{
-    BatchResultErrorEntry, DeleteMessageBatchRequestEntry, QueueAttributeName, SendMessageBatchRequestEntry,
+    BatchResultErrorEntry, DeleteMessageBatchRequestEntry, MessageAttributeValue, QueueAttributeName,
+    SendMessageBatchRequestEntry,
 };
 use futures::future::{join_all, try_join_all};
 use ledger_domain::Fact;
-use ledger_domain::ports::{Delivery, EventQueue, QueueConsumer, QueueDepth, StoreError};
+use ledger_domain::ports::{Delivery, EventQueue, PoisonSink, QueueConsumer, QueueDepth, StoreError};
 
 use crate::aws;
 
@@ -26,7 +27,13 @@ const BATCH_ENTRIES_MAX: usize = 10;
 /// all the same: with its stored response a fact is under 100 KiB.
 const BATCH_BYTES_MAX: usize = 1024 * 1024;
 /// AWS: `ApproximateNumberOf...` "reach consistency at least 1 minute after the producers stop sending messages".
-const DEPTH_LAG_MS: u64 = 60_000;
+pub const DEPTH_LAG_MS: u64 = 60_000;
+/// The attribute of a parked message that says why it is no fact.
+pub const REASON_ATTRIBUTE: &str = "reason";
+/// The longest reason, in characters.
+const REASON_CHARS_MAX: usize = 256;
+/// What a parked message's attribute may take of its size, in bytes.
+const REASON_BYTES_MAX: usize = 4 * 1024;
 /// Attempts to send one fact, the first included: 4 s at the most with the default attempt timeout, well inside a PENDING's
 /// 10 s. Sending again only duplicates, and merging makes it one.
 const SEND_ATTEMPTS: usize = 2;
@@ -40,6 +47,7 @@ const SEND: &str = "send facts";
 const DEPTH: &str = "read the queue's depth";
 const RECEIVE: &str = "receive messages";
 const ACK: &str = "delete messages";
+const PARK: &str = "park a message";
 
 /// Which queue, and how long to wait for it.
 #[derive(Debug, Clone)]
@@ -48,6 +56,10 @@ pub struct SqsSettings {
     pub queue_url: String,
     /// The dead-letter queue's URL, where this process may read its depth.
     pub dead_letter_url: Option<String>,
+    /// The URL of the queue for messages that are no facts, where this process parks them.
+    pub parked_url: Option<String>,
+    /// How far the counts may lag, in milliseconds: [`DEPTH_LAG_MS`], less only where an emulator's are exact.
+    pub depth_lag_ms: u64,
     /// How long [`QueueConsumer::receive`] waits for a message, in seconds, at most 20; 0 answers at once.
     pub receive_wait_seconds: u16,
     /// How long one attempt to send may take, in milliseconds.
@@ -61,6 +73,8 @@ impl SqsSettings {
         Self {
             queue_url: queue_url.into(),
             dead_letter_url: None,
+            parked_url: None,
+            depth_lag_ms: DEPTH_LAG_MS,
             receive_wait_seconds: RECEIVE_WAIT_MAX_SECONDS,
             send_attempt_timeout_ms: aws::ATTEMPT_TIMEOUT_MS,
         }
@@ -227,7 +241,7 @@ impl EventQueue for SqsQueue {
             }
         };
         let (waiting, dead) = futures::future::try_join(self.count(&self.settings.queue_url), dead).await?;
-        Ok(QueueDepth { waiting, dead, lag_ms: DEPTH_LAG_MS })
+        Ok(QueueDepth { waiting, dead, lag_ms: self.settings.depth_lag_ms })
     }
 }
 
@@ -257,6 +271,44 @@ impl QueueConsumer for SqsQueue {
     async fn ack(&self, receipts: &[String]) -> Result<(), StoreError> {
         try_join_all(receipts.chunks(BATCH_ENTRIES_MAX).map(|chunk| self.delete(chunk))).await.map(|_| ())
     }
+}
+
+#[async_trait]
+impl PoisonSink for SqsQueue {
+    async fn park(&self, body: &str, reason: &str) -> Result<(), StoreError> {
+        let Some(url) = &self.settings.parked_url else {
+            return Err(StoreError::did_not_happen(PARK, "no queue for parked messages is known"));
+        };
+        let (body, reason) = parkable(body, reason);
+        let reason = MessageAttributeValue::builder().data_type("String").string_value(reason).build();
+        let reason = reason.map_err(|e| StoreError::did_not_happen(PARK, e))?;
+        let send = self.send_client.send_message().queue_url(url).message_body(body);
+        let sent = send.message_attributes(REASON_ATTRIBUTE, reason).send().await;
+        sent.map(|_| ()).map_err(|e| classified(PARK, e))
+    }
+}
+
+/// What SQS takes of a message and the reason beside it: no empty text, no character that XML 1.0 has not, not too long.
+/// Nobody reads a parked message as anything but text, so what it lacks of its end is no loss.
+fn parkable(body: &str, reason: &str) -> (String, String) {
+    let allowed = |text: &str| -> String {
+        let allowed = |c: &char| matches!(c, '\t' | '\n' | '\r' | ' '..='\u{fffd}' | '\u{10000}'..);
+        text.chars().map(|c| if allowed(&c) { c } else { '\u{fffd}' }).collect()
+    };
+    let mut reason: String = allowed(reason).chars().take(REASON_CHARS_MAX).collect();
+    let mut body = allowed(body);
+    if body.is_empty() {
+        body.push_str("(empty)");
+    }
+    let body_max = body.floor_char_boundary(BATCH_BYTES_MAX - REASON_BYTES_MAX);
+    if body_max < body.len() {
+        body.truncate(body_max);
+        reason.push_str(" (cut off)");
+    }
+    if reason.is_empty() {
+        reason.push_str("(none)");
+    }
+    (body, reason)
 }
 
 /// Cuts messages of these lengths, in order, into batches within SQS's limits. One that is too long by itself goes alone and
@@ -387,6 +439,15 @@ mod tests {
             serde_json::from_str::<String>(&safe).expect("JSON"),
             serde_json::from_str::<String>(&json).expect("JSON")
         );
+    }
+
+    #[test]
+    fn what_is_parked_is_what_sqs_takes() {
+        assert_eq!(parkable("", ""), ("(empty)".to_owned(), "(none)".to_owned()));
+        assert_eq!(parkable("a\0\u{fffe}b\n", "\u{7}x"), ("a\u{fffd}\u{fffd}b\n".to_owned(), "\u{fffd}x".to_owned()));
+        let (body, reason) = parkable(&"ä".repeat(BATCH_BYTES_MAX), &"ä".repeat(1_000));
+        assert!(body.len() + reason.len() + REASON_ATTRIBUTE.len() + "String".len() <= BATCH_BYTES_MAX);
+        assert!(reason.ends_with(" (cut off)") && reason.chars().count() < 300, "{reason}");
     }
 
     #[test]

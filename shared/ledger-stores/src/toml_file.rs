@@ -1,14 +1,17 @@
-//! The control plane in a TOML file: the embedded twin of DynamoDB.
+//! The control plane in files: the embedded twin of DynamoDB. Policies are a TOML file that people write, the hot tier's state
+//! a JSON file that processes write.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use async_trait::async_trait;
-use ledger_domain::PolicySet;
-use ledger_domain::ports::{ControlPlane, StoreError};
+use ledger_domain::ports::{ColdSession, ControlPlane, KeeperState, StoreError};
+use ledger_domain::{PolicySet, Timestamp};
 use toml::{Table, Value as Toml};
 
+use crate::control_state::{OPEN_SESSION, READ_KEEPER, READ_SESSIONS, REMOVE_SESSION, RENEW_SESSION, SAVE_KEEPER};
 use crate::policy_entry::{self, READ, Value};
+use crate::state_file::StateFile;
 
 /// The largest file that is read, in bytes: room for [`policy_entry::ENTRIES_MAX`] entries.
 const FILE_BYTES_MAX: u64 = 4 * 1024 * 1024;
@@ -29,19 +32,32 @@ const FILE_BYTES_MAX: u64 = 4 * 1024 * 1024;
 pub struct TomlControlPlane {
     path: PathBuf,
     may_be_missing: bool,
+    state: Option<StateFile>,
 }
 
 impl TomlControlPlane {
     /// Policies in a file that must be there: a missing one is an error.
     #[must_use]
     pub fn required(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), may_be_missing: false }
+        Self { path: path.into(), may_be_missing: false, state: None }
     }
 
     /// Policies in a file that may be missing: then there is no entry, and the built-in defaults hold.
     #[must_use]
     pub fn optional(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), may_be_missing: true }
+        Self { path: path.into(), may_be_missing: true, state: None }
+    }
+
+    /// Also holds the hot tier's state, in a file of its own that is made when it is first written to, together with its folder.
+    /// The processes of one machine may share it; to those of another it says nothing. Without it, whoever asks for that state
+    /// is refused.
+    #[must_use]
+    pub fn with_state(self, path: impl Into<PathBuf>) -> Self {
+        Self { state: Some(StateFile::at(path.into())), ..self }
+    }
+
+    fn state(&self, operation: &'static str) -> Result<&StateFile, StoreError> {
+        self.state.as_ref().ok_or_else(|| StoreError::rejected(operation, "no file was named for the hot tier's state"))
     }
 
     /// The file's text; `None` where it is missing and may be.
@@ -78,6 +94,30 @@ impl ControlPlane for TomlControlPlane {
             Some(text) => parse(&text),
             None => Ok(PolicySet::default()),
         }
+    }
+
+    async fn cold_sessions(&self, limit: usize) -> Result<Vec<ColdSession>, StoreError> {
+        self.state(READ_SESSIONS)?.sessions(limit).await
+    }
+
+    async fn open_cold_session(&self, session: &ColdSession) -> Result<(), StoreError> {
+        self.state(OPEN_SESSION)?.open_session(session).await
+    }
+
+    async fn renew_cold_session(&self, read: &ColdSession, expires_at: Timestamp) -> Result<bool, StoreError> {
+        self.state(RENEW_SESSION)?.renew_session(read, expires_at).await
+    }
+
+    async fn remove_cold_session(&self, read: &ColdSession) -> Result<bool, StoreError> {
+        self.state(REMOVE_SESSION)?.remove_session(read).await
+    }
+
+    async fn keeper_state(&self) -> Result<Option<KeeperState>, StoreError> {
+        self.state(READ_KEEPER)?.keeper().await
+    }
+
+    async fn save_keeper_state(&self, state: &KeeperState) -> Result<bool, StoreError> {
+        self.state(SAVE_KEEPER)?.save_keeper(state).await
     }
 }
 

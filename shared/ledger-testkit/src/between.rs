@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use ledger_domain::ports::{
-    Amend, Begin, Begun, Count, Heal, HotHealth, HotTier, Release, Replace, Settle, StoreError,
+    Amend, Begin, Begun, Count, Fill, Heal, HotHealth, HotTier, Release, Replace, Settle, StoreError,
 };
 use ledger_domain::transition::{Amended, Counted, Found, Swapped};
-use ledger_domain::{Slot, Timestamp};
+use ledger_domain::{FillPass, Slot, Timestamp};
 
 /// An operation of the port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub enum Op {
     Release,
     /// [`HotTier::read`].
     Read,
+    /// [`HotTier::fill`].
+    Fill,
     /// [`HotTier::heal`].
     Heal,
 }
@@ -150,6 +152,18 @@ impl HotTier for Between {
 
     async fn read(&self, slots: &[Slot]) -> Vec<Result<Found, StoreError>> {
         self.around(Op::Read, slots.len(), self.inner.read(slots)).await
+    }
+
+    async fn fill(&self, requests: &[Fill]) -> Vec<Result<bool, StoreError>> {
+        self.around(Op::Fill, requests.len(), self.inner.fill(requests)).await
+    }
+
+    async fn begin_fill(&self, pass: FillPass) -> Result<(), StoreError> {
+        self.inner.begin_fill(pass).await
+    }
+
+    async fn end_fill(&self, pass: FillPass) -> Result<bool, StoreError> {
+        self.inner.end_fill(pass).await
     }
 
     async fn heal(&self, requests: &[Heal]) -> Vec<Result<bool, StoreError>> {

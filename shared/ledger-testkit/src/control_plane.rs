@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use ledger_domain::ports::{ControlPlane, StoreError};
-use ledger_domain::{ConfirmMiss, LEASE_MIN_SECONDS, Policy, PolicySet, Scope};
+use ledger_domain::{ConfirmMiss, LEASE_MIN_SECONDS, Policy, PolicySet, Scope, Unconfirmed};
 
 /// A field's value, as an operator writes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +84,7 @@ pub async fn every_field_of_every_kind_of_entry_is_read(fixture: &mut dyn Contro
     ];
     let tenant = vec![
         ("confirmMiss", FieldValue::Text("always")),
+        ("unconfirmed", FieldValue::Text("allow")),
         ("replaySeconds", FieldValue::Number(0)),
         ("leaseMaxSeconds", FieldValue::Number(7_200)),
     ];
@@ -106,6 +107,7 @@ pub async fn every_field_of_every_kind_of_entry_is_read(fixture: &mut dyn Contro
         lease_max_seconds: 7_200,
         require_request_id: true,
         confirm_miss: ConfirmMiss::Always,
+        unconfirmed: Unconfirmed::Allow,
         replay_seconds: 0,
     };
     assert_eq!(policy(&policies, "t1:as4/in"), expected);
@@ -137,7 +139,7 @@ pub async fn more_entries_than_one_page_are_all_read(fixture: &mut dyn ControlPl
 
 /// Half of the policies is no policy: one wrong entry fails the read, and the error says which entry and which field.
 pub async fn one_wrong_entry_is_an_error_that_names_it(fixture: &mut dyn ControlPlaneFixture) {
-    const WRONG: [(&str, &str, &str, FieldValue); 13] = [
+    const WRONG: [(&str, &str, &str, FieldValue); 14] = [
         ("tenant", "t1", "windowSeconds", FieldValue::Number(5)),
         ("tenant", "t1", "WindowMinSeconds", FieldValue::Number(5)),
         ("tenant", "t1", "windowMinSeconds", FieldValue::Text("5")),
@@ -149,6 +151,7 @@ pub async fn one_wrong_entry_is_an_error_that_names_it(fixture: &mut dyn Control
         ("scope", "t1:as4/in", "requireRequestId", FieldValue::Number(1)),
         ("family", "as4", "confirmMiss", FieldValue::Text("sometimes")),
         ("family", "as4", "confirmMiss", FieldValue::Bool(true)),
+        ("family", "as4", "unconfirmed", FieldValue::Text("yes")),
         ("family", "as4", "replaySeconds", FieldValue::Number(86_401)),
         ("family", "as4/in", "replaySeconds", FieldValue::Number(1)),
     ];

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::future::join_all;
 use ledger_domain::check::BATCH_MAX;
-use ledger_domain::ports::{Delivery, EventQueue, QueueConsumer, QueueDepth, StoreError};
+use ledger_domain::ports::{Delivery, EventQueue, PoisonSink, QueueConsumer, QueueDepth, StoreError};
 use ledger_domain::{
     ContentType, Fact, KEY_MAX_BYTES, MessageKey, Nonce, PayloadHash, Record, RegistrationId, Scope, State,
     StoredResponse, Subject, Timestamp,
@@ -20,6 +20,12 @@ pub trait QueueFixture: Send + Sync {
 
     /// A handle to receive with; another one than the sender's where the technology allows it. It does not wait.
     fn consumer(&self) -> Arc<dyn QueueConsumer>;
+
+    /// Where messages are parked that are no facts.
+    fn poison(&self) -> Arc<dyn PoisonSink>;
+
+    /// The parked messages, each with its reason, in any order.
+    async fn parked(&self) -> Vec<(String, String)>;
 
     /// Ends the visibility time of these deliveries.
     async fn let_visibility_pass(&self, deliveries: &[Delivery]);
@@ -47,6 +53,7 @@ macro_rules! event_queue_conformance {
                 a_delivery_is_hidden_from_other_receivers,
                 what_is_delivered_too_often_is_kept_apart,
                 depth_counts_what_waits_and_what_is_worked_on,
+                what_is_parked_is_kept_with_its_reason_and_delivered_to_nobody,
             );
         }
     };
@@ -269,6 +276,25 @@ pub async fn depth_counts_what_waits_and_what_is_worked_on(fixture: &dyn QueueFi
     acked(&*fixture.consumer(), &held).await;
     let after = depth(&*queue).await;
     assert_eq!((after.waiting, after.dead), (5 - held.len() as u64, Some(0)));
+}
+
+/// Parked messages hold nobody up: neither the queue's depth nor its dead letters know of them.
+pub async fn what_is_parked_is_kept_with_its_reason_and_delivered_to_nobody(fixture: &dyn QueueFixture) {
+    let long = "x".repeat(1_024 * 1_024);
+    for (body, reason) in [("no fact", "expected value"), ("{\"v\":1}", "missing field `scope`"), (&long, "too long")] {
+        let parked = fixture.poison().park(body, reason).await;
+        assert!(parked.is_ok(), "{parked:?}");
+    }
+    let parked = fixture.parked().await;
+    assert_eq!(parked.len(), 3, "{parked:?}");
+    for expected in [("no fact", "expected value"), ("{\"v\":1}", "missing field `scope`")] {
+        assert!(parked.iter().any(|(body, reason)| (body.as_str(), reason.as_str()) == expected), "{expected:?}");
+    }
+    let cut = parked.iter().find(|(body, _)| long.starts_with(body.as_str()));
+    assert!(cut.is_some_and(|(body, reason)| body.len() > 1_000_000 && reason.starts_with("too long")));
+    assert!(received(&*fixture.consumer(), 10).await.is_empty());
+    let depth = depth(&*fixture.queue()).await;
+    assert_eq!((depth.waiting, depth.dead), (0, Some(0)));
 }
 
 /// A receive may bring fewer than wait; nothing may bring more than asked.

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use ledger_domain::claim::{Act, ClaimId};
 use ledger_domain::ports::{
-    ActedCold, Amend, Begin, Begun, ClaimRow, ColdLedger, Count, EventQueue, Heal, HistoryPage, HistoryQuery,
-    HotHealth, HotTier, LiveCursor, Persisted, QueueDepth, Registered, Release, Replace, Settle, StoreError, Together,
+    ActedCold, Amend, Begin, Begun, ClaimRow, ColdLedger, Count, EventQueue, Fill, Heal, HistoryPage, HistoryQuery,
+    HotHealth, HotTier, Persisted, Position, QueueDepth, Registered, Release, Replace, Settle, StoreError, Together,
 };
 use ledger_domain::transition::{Amended, Counted, Found, Swapped};
-use ledger_domain::{Fact, PayloadHash, Record, Slot, Subject, Tenant, Timestamp};
+use ledger_domain::{Fact, FillPass, PayloadHash, Record, Slot, Subject, Tenant, Timestamp};
 
 /// Set to a number, it is the seed of every [`seed`] of the run: how a failure is run again.
 pub const SEED_VARIABLE: &str = "LEDGER_FAULT_SEED";
@@ -114,7 +114,12 @@ pub fn runs(usual: u64) -> u64 {
     number(RUNS_VARIABLE).unwrap_or(usual)
 }
 
-fn number(variable: &str) -> Option<u64> {
+/// The number in an environment variable, where it is set.
+///
+/// # Panics
+/// Where it holds something else.
+#[must_use]
+pub fn number(variable: &str) -> Option<u64> {
     #[expect(clippy::disallowed_methods, reason = "how a developer runs a failed test again, or longer")]
     let given = std::env::var(variable).ok();
     given.map(|text| text.parse().unwrap_or_else(|e| panic!("{variable}: {text:?}: {e}")))
@@ -294,6 +299,18 @@ impl<T: HotTier + ?Sized> HotTier for Faulty<T> {
         batch!(self.read(slots))
     }
 
+    async fn fill(&self, requests: &[Fill]) -> Vec<Result<bool, StoreError>> {
+        batch!(self.fill(requests))
+    }
+
+    async fn begin_fill(&self, pass: FillPass) -> Result<(), StoreError> {
+        single!(self.begin_fill(pass))
+    }
+
+    async fn end_fill(&self, pass: FillPass) -> Result<bool, StoreError> {
+        single!(self.end_fill(pass))
+    }
+
     async fn heal(&self, requests: &[Heal]) -> Vec<Result<bool, StoreError>> {
         batch!(self.heal(requests))
     }
@@ -353,13 +370,17 @@ impl<T: ColdLedger + ?Sized> ColdLedger for Faulty<T> {
         single!(self.persist(facts, now))
     }
 
-    async fn live(
+    async fn newest_live(
         &self,
         now: Timestamp,
-        cursor: Option<&LiveCursor>,
+        after: Option<Position>,
         limit: usize,
     ) -> Result<Vec<ClaimRow>, StoreError> {
-        single!(self.live(now, cursor, limit))
+        single!(self.newest_live(now, after, limit))
+    }
+
+    async fn purge(&self, ended_before: Timestamp, limit: usize) -> Result<u64, StoreError> {
+        single!(self.purge(ended_before, limit))
     }
 
     async fn by_key(&self, subject: &Subject, query: &HistoryQuery) -> Result<HistoryPage, StoreError> {

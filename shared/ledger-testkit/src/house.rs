@@ -8,10 +8,11 @@ use async_trait::async_trait;
 use ledger_domain::check::{Check, ClaimRequest, Counters, Ledger};
 use ledger_domain::claim::TokenKeys;
 use ledger_domain::ports::{
-    Clock, ColdLedger, Entropy, EventQueue, FactSink, HotTier, HotTrust, PolicySource, QueueDepth, StoreError,
+    Clock, ColdLedger, ColdSessions, Entropy, EventQueue, FactSink, HotTier, HotTrust, PolicySource, QueueDepth,
+    StoreError,
 };
 use ledger_domain::{
-    Fact, MessageKey, PayloadHash, Policy, PolicySet, Principal, RequestId, Scope, SourceService, Subject,
+    Fact, MessageKey, PayloadHash, Policy, PolicySet, Principal, RequestId, Scope, SourceService, Subject, Timestamp,
 };
 
 /// What a scripted queue does with the next fact.
@@ -127,8 +128,45 @@ impl FixedTrust {
 }
 
 impl HotTrust for FixedTrust {
-    fn vouches_for_misses(&self) -> bool {
+    fn vouches(&self) -> bool {
         self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// A cold session that can be had or not.
+#[derive(Debug, Default)]
+pub struct FixedSessions {
+    refused: AtomicBool,
+    ensured: AtomicU64,
+    until: Mutex<Option<Timestamp>>,
+}
+
+impl FixedSessions {
+    /// Whether a session can be had from now on; it can at first.
+    pub fn refuse(&self, refused: bool) {
+        self.refused.store(refused, Ordering::SeqCst);
+    }
+
+    /// Until when sessions may be relied on from now on; for ever at first.
+    pub fn end_at(&self, until: Timestamp) {
+        *lock(&self.until) = Some(until);
+    }
+
+    /// How often one was asked for, refused or not.
+    #[must_use]
+    pub fn ensured(&self) -> u64 {
+        self.ensured.load(Ordering::SeqCst)
+    }
+}
+
+#[async_trait]
+impl ColdSessions for FixedSessions {
+    async fn ensure(&self) -> Result<Timestamp, StoreError> {
+        self.ensured.fetch_add(1, Ordering::SeqCst);
+        if self.refused.load(Ordering::SeqCst) {
+            return Err(StoreError::did_not_happen("open a cold session", "told so"));
+        }
+        Ok(lock(&self.until).unwrap_or(Timestamp::MAX))
     }
 }
 
@@ -153,6 +191,8 @@ pub struct House {
     pub policies: Arc<FixedPolicies>,
     /// Its trust in hot misses; given at first.
     pub trust: Arc<FixedTrust>,
+    /// Its cold session, which it gets at first.
+    pub sessions: Arc<FixedSessions>,
 }
 
 impl House {
@@ -161,7 +201,9 @@ impl House {
         let queue = Arc::new(ScriptedQueue::default());
         let policies = Arc::new(FixedPolicies(Mutex::new(Some(PolicySet::default()))));
         let trust = Arc::new(FixedTrust(AtomicBool::new(true)));
+        let sessions = Arc::new(FixedSessions::default());
         let ledger = Ledger {
+            sessions: Arc::clone(&sessions) as Arc<dyn ColdSessions>,
             hot,
             trust: Arc::clone(&trust) as Arc<dyn HotTrust>,
             queue: Arc::clone(&queue) as Arc<dyn EventQueue>,
@@ -173,7 +215,7 @@ impl House {
             tokens: TokenKeys::new(&[[7; 32]]).expect("a key"),
             counters: Counters::default(),
         };
-        Self { ledger, queue, policies, trust }
+        Self { ledger, queue, policies, trust, sessions }
     }
 }
 

@@ -16,21 +16,31 @@ use tokio::sync::OnceCell;
 /// The oldest major version supported, and the newest looked for.
 const VERSIONS: std::ops::RangeInclusive<u32> = 15..=19;
 
-/// Prepares a cluster, starts it and does as each line of standard input says, `stop` or `start`: when standard input ends, be it that the test process closes it or dies in any
-/// way, the server goes too, and its files with it. Arguments: where the programs are, and the folder. It listens on a
-/// socket in that folder only, and nothing is synced to disk.
+/// Prepares a cluster, starts it and does as each line of standard input says, a function's name: when standard input ends, be
+/// it that the test process closes it or dies in any way, the server goes too, and its files with it. Arguments: where the
+/// programs are, the folder, and whether a commit is written before it is acknowledged. It listens on a socket in that folder
+/// only, and nothing is synced to disk: a server that crashes loses what it has not written, and nothing that it has.
 const SUPERVISOR: &str = r#"
-bin=$1 dir=$2
+bin=$1 dir=$2 commits=$3
 cd "$dir" || exit 1
 start() {
     "$bin"pg_ctl -D data -l server.log -w -t 60 -o "-c listen_addresses='' -c unix_socket_directories='$dir' \
-        -c fsync=off -c synchronous_commit=off -c full_page_writes=off -c max_connections=200" start
+        -c fsync=off -c synchronous_commit=$commits -c full_page_writes=off -c max_connections=200" start
 }
 stop() {
     "$bin"pg_ctl -D data -m fast -w -t 60 stop
 }
+crash() {
+    "$bin"pg_ctl -D data -m immediate -w -t 60 stop
+}
+fill() {
+    dd if=/dev/zero of=small/ballast bs=4k; test -s small/ballast
+}
+free() {
+    rm small/ballast
+}
 {
-    "$bin"initdb -D data -U postgres -A trust -E UTF8 --locale=C --no-sync && start
+    { test ! -d small || mkdir small/space; } && "$bin"initdb -D data -U postgres -A trust -E UTF8 --locale=C --no-sync && start
 } >supervisor.log 2>&1 || { cat supervisor.log server.log; exit 1; }
 echo ready
 while read -r order; do
@@ -38,10 +48,23 @@ while read -r order; do
     echo ready
 done
 "$bin"pg_ctl -D data -m immediate stop >/dev/null 2>&1
-rm -rf "$dir"
+rm -rf "$dir" 2>/dev/null
 "#;
 
+/// Mounts a small disk that only what is started behind it can see, and that goes with it. Arguments: where, and the command.
+const SMALL_DISK: &str = r#"
+disk=$1; shift
+mkdir "$disk" && mount -t tmpfs -o size=48m,mode=777 tmpfs "$disk" || exit 1
+"$@"
+umount "$disk"; rmdir "$disk" "${disk%/*}"
+"#;
+/// Put before the command: who may not mount a disk may do so in a world of its own, where it is root, and goes back from there
+/// to who it was.
+const AS_USER: [&str; 2] = ["unshare", "--user"];
+
 const TEMPLATE: &str = "ledger_template";
+/// The small disk's folder, and its tablespace.
+const SMALL: &str = "small";
 
 /// A running server. It is stopped, and its files are removed, when this is dropped or the process ends, however it ends.
 #[derive(Debug)]
@@ -69,11 +92,49 @@ impl PostgresServer {
     /// # Panics
     /// As [`PostgresServer::shared`].
     #[must_use]
-    #[allow(clippy::expect_used, reason = "a fixture that cannot start fails the test")]
     pub fn start() -> Self {
+        Self::start_as(&[], &[], "off")
+    }
+
+    /// A server of one's own, for tests that make it crash: what it acknowledged is still there then.
+    ///
+    /// # Panics
+    /// As [`PostgresServer::shared`].
+    #[must_use]
+    pub fn start_durable() -> Self {
+        Self::start_as(&[], &[], "on")
+    }
+
+    /// As [`PostgresServer::start_durable`], with a small disk that can be filled.
+    ///
+    /// # Panics
+    /// As [`PostgresServer::shared`], and where `unshare` is missing or no disk may be mounted.
+    #[must_use]
+    #[allow(clippy::expect_used, reason = "a fixture that cannot start fails the test")]
+    pub fn start_with_small_disk() -> Self {
+        let uid = Path::new("/proc/self").metadata().expect("this process").uid();
+        let (as_root, as_user) = (["unshare", "--mount", "--map-root-user"], format!("--map-user={uid}"));
+        let disk = ["sh", "-c", SMALL_DISK, "sh"];
+        if uid == 0 {
+            Self::start_as(&[&as_root[..2], &disk].concat(), &[], "on")
+        } else {
+            Self::start_as(&[&as_root[..], &disk].concat(), &[AS_USER[0], AS_USER[1], &as_user], "on")
+        }
+    }
+
+    #[allow(clippy::expect_used, reason = "a fixture that cannot start fails the test")]
+    fn start_as(small_disk: &[&str], on_it: &[&str], commits: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("ledger-pg-").tempdir().expect("a temporary folder").keep();
-        let mut command = as_ordinary_user(&dir);
-        command.args(["sh", "-c", SUPERVISOR, "supervisor", &programs()]).arg(&dir);
+        let mut words: Vec<std::ffi::OsString> = small_disk.iter().map(Into::into).collect();
+        if !small_disk.is_empty() {
+            words.push(dir.join(SMALL).into());
+        }
+        words.extend(on_it.iter().map(Into::into));
+        words.extend(as_ordinary_user(&dir).into_iter().map(Into::into));
+        words.extend(["sh", "-c", SUPERVISOR, "supervisor", &programs()].map(Into::into));
+        words.extend([dir.clone().into(), commits.into()]);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
         // A signal from the terminal must not reach the supervisor before it has cleaned up.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut supervisor = command.spawn().expect("a shell to start PostgreSQL with");
@@ -97,6 +158,30 @@ impl PostgresServer {
     /// Where it does not start.
     pub fn start_again(&mut self) {
         self.order("start");
+    }
+
+    /// Stops it as a crash would.
+    ///
+    /// # Panics
+    /// Where it does not stop.
+    pub fn crash(&mut self) {
+        self.order("crash");
+    }
+
+    /// Fills its small disk to the last byte.
+    ///
+    /// # Panics
+    /// Where it has none.
+    pub fn fill_disk(&mut self) {
+        self.order("fill");
+    }
+
+    /// Gives back what [`PostgresServer::fill_disk`] took.
+    ///
+    /// # Panics
+    /// Where it took nothing.
+    pub fn free_disk(&mut self) {
+        self.order("free");
     }
 
     #[allow(clippy::expect_used, reason = "a fixture that cannot be changed fails the test")]
@@ -126,6 +211,21 @@ impl PostgresServer {
         let name = format!("ledger_{}", self.databases.fetch_add(1, Ordering::Relaxed));
         self.administer(format!("CREATE DATABASE {name} TEMPLATE {TEMPLATE}")).await;
         self.url(&name)
+    }
+
+    /// As [`PostgresServer::database`], on the small disk. It may be asked for once.
+    ///
+    /// # Panics
+    /// Where the server refuses, or has no small disk.
+    pub async fn small_database(&self) -> String {
+        self.administer(format!(
+            "CREATE TABLESPACE {SMALL} LOCATION '{}'",
+            self.socket.join(SMALL).join("space").display()
+        ))
+        .await;
+        self.migrated.get_or_init(|| self.make_template()).await;
+        self.administer(format!("CREATE DATABASE ledger_{SMALL} TEMPLATE {TEMPLATE} TABLESPACE {SMALL}")).await;
+        self.url(&format!("ledger_{SMALL}"))
     }
 
     /// The URL of a database of this server, as its superuser.
@@ -164,11 +264,12 @@ impl Drop for PostgresServer {
     }
 }
 
-/// PostgreSQL refuses to run as root. Where the tests do, the server runs as `postgres`, or else as `nobody`.
+/// PostgreSQL refuses to run as root. Where the tests do, the server runs as `postgres`, or else as `nobody`: what to put before
+/// its command.
 #[allow(clippy::expect_used, reason = "a fixture that cannot start fails the test")]
-fn as_ordinary_user(dir: &Path) -> Command {
+fn as_ordinary_user(dir: &Path) -> Vec<String> {
     if dir.metadata().expect("the folder just made").uid() != 0 {
-        return Command::new("env");
+        return Vec::new();
     }
     let users = std::fs::read_to_string("/etc/passwd").expect("the list of users");
     let ids = ["postgres", "nobody"].iter().find_map(|name| {
@@ -178,9 +279,7 @@ fn as_ordinary_user(dir: &Path) -> Command {
     });
     let (uid, gid) = ids.expect("a user postgres or nobody, as PostgreSQL refuses to run as root");
     chown(dir, Some(uid), Some(gid)).expect("root may give a folder away");
-    let mut command = Command::new("setpriv");
-    command.args([&format!("--reuid={uid}"), &format!("--regid={gid}"), "--clear-groups"]);
-    command
+    vec!["setpriv".into(), format!("--reuid={uid}"), format!("--regid={gid}"), "--clear-groups".into()]
 }
 
 /// The folder of PostgreSQL's programs with a `/` behind it, or nothing where they are looked up on the path.

@@ -59,6 +59,11 @@ impl Process {
         self.child.try_wait().expect("ask after the server").is_some()
     }
 
+    /// Sends it a signal by name.
+    pub(crate) fn signal(&self, name: &str) {
+        run("kill", &["-s", name, &self.child.id().to_string()], Path::new("/"));
+    }
+
     /// What it wrote.
     pub(crate) fn output(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()

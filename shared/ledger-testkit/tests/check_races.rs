@@ -7,12 +7,11 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use async_trait::async_trait;
 use ledger_domain::check::Check;
-use ledger_domain::persist::Writer;
 use ledger_domain::ports::{Clock, ClockUnknown, ColdLedger, HotTier};
-use ledger_domain::{Fact, NewVerdict, Refusal, Timestamp, Undecided, Verdict};
+use ledger_domain::{NewVerdict, Refusal, Timestamp, Undecided, Verdict};
 use ledger_stores::memory::MemoryHotTier;
 use ledger_stores::sqlite::SqliteLedger;
-use ledger_testkit::between::{Between, Op};
+use ledger_testkit::between::Between;
 use ledger_testkit::clock::ManualClock;
 use ledger_testkit::faulty::{FaultRates, Faulty};
 use ledger_testkit::house::{House, Send, check, with_request_id};
@@ -52,22 +51,13 @@ impl Test {
             other => panic!("expected NEW, got {other:?}"),
         }
     }
-
-    async fn drain(&self, facts: Vec<Fact>) {
-        let writer = Writer {
-            cold: Arc::clone(&self.cold) as Arc<dyn ColdLedger>,
-            hot: Some(Arc::clone(&self.hot) as Arc<dyn HotTier>),
-            clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
-        };
-        let bodies: Vec<_> = facts.iter().map(Fact::to_json).collect();
-        assert!(writer.write(&bodies).await.failures.is_empty());
-    }
 }
 
 #[tokio::test]
 async fn a_refused_retry_does_not_let_go_of_what_its_first_try_may_have_made_durable() {
     let t = start().await;
     let asked = with_request_id(check("t:as4", "k", 1), "delivery-1");
+    t.cold.set_rates(FaultRates::DOWN);
     t.house.queue.script([Send::TakeAndLoseReply; 3]);
     assert!(!t.told_new(asked.clone()).await.durable, "the fact is on the queue, but nobody knows");
     t.house.queue.script([Send::Refuse]);
@@ -86,6 +76,7 @@ async fn its_own_pending_past_the_deadline_is_not_adopted_but_won_anew_once_it_i
     let t = start().await;
     let asked = with_request_id(check("t:as4", "k", 1), "delivery-1");
     t.house.queue.script([Send::DropAndLoseReply; 3]);
+    t.cold.set_rates(FaultRates::DOWN);
     let first = t.told_new(asked.clone()).await;
     // The deadline is over, but the store keeps it for 2 ε more, and this check waits for that.
     t.clock.advance(10_000);
@@ -95,24 +86,9 @@ async fn its_own_pending_past_the_deadline_is_not_adopted_but_won_anew_once_it_i
 }
 
 #[tokio::test]
-async fn a_registration_that_the_hot_tier_did_not_learn_of_is_said_so_and_healed_by_its_fact() {
-    let t = start().await;
-    t.house.trust.set(false);
-    t.hot.lose_request(Op::Settle);
-    t.hot.lose_request(Op::Settle);
-    let new = t.told_new(check("t:as4", "k", 1)).await;
-    assert!(new.durable && !new.confirmed);
-    // The tier is well again and vouches for its misses, of which this must not be one.
-    t.house.trust.set(true);
-    t.drain(t.house.queue.offered()).await;
-    t.clock.advance(11_000);
-    let seen = t.ask(check("t:as4", "k", 1)).await;
-    assert!(matches!(&seen, Ok(Verdict::Seen(seen)) if seen.retry_count == 1), "{seen:?}");
-}
-
-#[tokio::test]
 async fn a_batch_waits_once_for_first_ones_and_repeats_together() {
     let t = start().await;
+    t.cold.set_rates(FaultRates::DOWN);
     t.house.queue.script([Send::DropAndLoseReply; 3]);
     t.told_new(check("t:as4", "pending", 1)).await;
     let before = t.clock.now().expect("known");

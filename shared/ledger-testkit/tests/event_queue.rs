@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use async_trait::async_trait;
 use aws_sdk_sqs::types::QueueAttributeName;
 use futures::future::join_all;
-use ledger_domain::ports::{Clock, ClockUnknown, Delivery, EventQueue, QueueConsumer, StoreError};
+use ledger_domain::ports::{Clock, ClockUnknown, Delivery, EventQueue, PoisonSink, QueueConsumer, StoreError};
 use ledger_domain::{Fact, Timestamp};
 use ledger_stores::sqlite_queue::{SqliteQueue, SqliteQueueSettings};
-use ledger_stores::sqs::{SqsQueue, SqsSettings};
+use ledger_stores::sqs::{REASON_ATTRIBUTE, SqsQueue, SqsSettings};
 use ledger_testkit::aws_server::AwsServer;
 use ledger_testkit::event_queue::{QueueFixture, did_not_happen, sample_fact};
 use ledger_testkit::event_queue_conformance;
@@ -28,6 +28,7 @@ event_queue_conformance!(sqlite, SqliteFixture::new());
 struct SqsFixture {
     client: aws_sdk_sqs::Client,
     url: String,
+    parked_url: String,
     queue: SqsQueue,
     other: SqsQueue,
 }
@@ -60,15 +61,18 @@ impl SqsFixture {
             .await
             .expect("created");
         let url = created.queue_url.expect("a URL");
+        let parked = client.create_queue().queue_name(format!("{name}-parked")).send().await.expect("created");
+        let parked_url = parked.queue_url.expect("a URL");
         let settings = SqsSettings {
             dead_letter_url: Some(dead_url),
+            parked_url: Some(parked_url.clone()),
             receive_wait_seconds: 0,
             // No case is about a slow machine.
             send_attempt_timeout_ms: 60_000,
             ..SqsSettings::new(url.as_str())
         };
         let other = SqsQueue::new(&config, settings.clone());
-        Self { client, url, queue: SqsQueue::new(&config, settings), other }
+        Self { client, url, parked_url, queue: SqsQueue::new(&config, settings), other }
     }
 }
 
@@ -80,6 +84,24 @@ impl QueueFixture for SqsFixture {
 
     fn consumer(&self) -> Arc<dyn QueueConsumer> {
         Arc::new(self.other.clone())
+    }
+
+    fn poison(&self) -> Arc<dyn PoisonSink> {
+        Arc::new(self.other.clone())
+    }
+
+    async fn parked(&self) -> Vec<(String, String)> {
+        let mut parked = Vec::new();
+        loop {
+            let receive = self.client.receive_message().queue_url(&self.parked_url).max_number_of_messages(10);
+            let messages = receive.message_attribute_names("All").send().await.expect("received").messages;
+            let Some(messages) = messages.filter(|messages| !messages.is_empty()) else { return parked };
+            for message in messages {
+                let reason =
+                    message.message_attributes.expect("attributes").remove(REASON_ATTRIBUTE).expect("a reason");
+                parked.push((message.body.expect("a body"), reason.string_value.expect("a text")));
+            }
+        }
     }
 
     async fn let_visibility_pass(&self, deliveries: &[Delivery]) {
@@ -151,6 +173,15 @@ impl QueueFixture for SqliteFixture {
 
     fn consumer(&self) -> Arc<dyn QueueConsumer> {
         Arc::new(self.other.clone())
+    }
+
+    fn poison(&self) -> Arc<dyn PoisonSink> {
+        Arc::new(self.other.clone())
+    }
+
+    async fn parked(&self) -> Vec<(String, String)> {
+        let mut connection = sqlx_connection(&self.path()).await;
+        sqlx::query_as("SELECT body, reason FROM parked").fetch_all(&mut connection).await.expect("rows")
     }
 
     async fn let_visibility_pass(&self, _deliveries: &[Delivery]) {

@@ -2,12 +2,14 @@
 
 #![expect(clippy::expect_used, reason = "a test that cannot be set up fails")]
 
+use std::path::Path;
 use std::sync::Arc;
 
 use ledger_domain::check::{Check, ClaimRequest};
 use ledger_domain::claim::Act;
 use ledger_domain::claims::{Acknowledged, ActProblem, ClaimAct};
-use ledger_domain::persist::{Failure, Writer, Written, refill};
+use ledger_domain::keep::{Keeper, KeeperSettings};
+use ledger_domain::persist::{Failure, Writer, Written};
 use ledger_domain::ports::{Clock, ColdLedger, EventQueue, HistoryQuery, HotTier, StoreError};
 use ledger_domain::search::{Auditor, Location};
 use ledger_domain::transition::{ActRefused, Found};
@@ -18,7 +20,8 @@ use ledger_domain::{
 use ledger_stores::memory::MemoryHotTier;
 use ledger_stores::postgres::{PostgresConfig, PostgresLedger};
 use ledger_stores::sqlite::SqliteLedger;
-use ledger_testkit::clock::ManualClock;
+use ledger_stores::toml_file::TomlControlPlane;
+use ledger_testkit::clock::{ManualClock, SeededEntropy};
 use ledger_testkit::cold_ledger::{response, service};
 use ledger_testkit::house::{House, Send, check, from_service, with_request_id};
 use ledger_testkit::postgres_server::PostgresServer;
@@ -125,6 +128,8 @@ impl Test {
 
     fn writer(&self) -> Writer {
         Writer {
+            sessions: None,
+            poison: None,
             cold: Arc::clone(&self.cold),
             hot: Some(Arc::clone(&self.hot) as Arc<dyn HotTier>),
             clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
@@ -134,6 +139,19 @@ impl Test {
     async fn drain(&self, facts: &[Fact]) -> Written {
         let bodies: Vec<_> = facts.iter().map(Fact::to_json).collect();
         self.writer().write(&bodies).await
+    }
+
+    fn keeper(&self, folder: &Path) -> Keeper {
+        let control_plane = TomlControlPlane::optional(folder.join("policies.toml"));
+        Keeper {
+            hot: Arc::clone(&self.hot) as Arc<dyn HotTier>,
+            cold: Arc::clone(&self.cold),
+            queue: Arc::clone(&self.house.queue) as Arc<dyn EventQueue>,
+            control_plane: Arc::new(control_plane.with_state(folder.join("control.json"))),
+            clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
+            entropy: Arc::new(SeededEntropy::new(1)),
+            settings: KeeperSettings::default(),
+        }
     }
 
     fn auditor(&self) -> Auditor {
@@ -305,11 +323,13 @@ async fn an_unreadable_value_is_settled_by_the_row_and_left_as_it_is(t: Test) {
     assert!(t.house.ledger.check(&[other]).await[0].is_err());
 }
 
-async fn a_lost_confirmation_is_healed_by_the_cold_writer(t: Test) {
+async fn a_lost_confirmation_is_healed_by_the_cold_writer(mut t: Test) {
     let asked = check("t:as4", "k", 1);
-    // The fact is taken, but nobody knows: NEW, and the record stays PENDING.
+    // The fact is taken, but nobody knows, and nothing else makes it durable: NEW, and the record stays PENDING.
+    let cold = t.house.ledger.cold.take();
     t.house.queue.script([Send::TakeAndLoseReply; 3]);
     assert!(!t.told_new(asked.clone()).await.durable);
+    t.house.ledger.cold = cold;
     let written = t.drain(&t.house.queue.taken()).await;
     assert_eq!((written.persisted, written.healed, written.false_new), (3, 1, 0));
     assert_eq!(t.told_seen(asked).await.retry_count, 1);
@@ -390,8 +410,10 @@ async fn the_hot_tier_is_refilled_with_what_is_inside_its_window(mut t: Test) {
     t.drain(&t.house.queue.offered()).await;
     t.lose_the_hot_tier();
     t.clock.advance(61_000);
-    let refilled = refill(&*t.cold, &*t.hot, &*t.clock).await.expect("both answer");
-    assert_eq!(refilled, 1);
+    let folder = tempfile::tempdir().expect("a folder");
+    let kept =
+        t.keeper(folder.path()).run(t.clock.now().expect("known").plus_seconds(60)).await.expect("the time is known");
+    assert_eq!((kept.rows_filled, kept.errors.len()), (1, 0), "{kept:?}");
     assert_eq!(t.told_seen(check("t:as4", "long", 1)).await.retry_count, 2, "history goes on where it was");
     t.told_new(short).await;
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ledger_domain::claim::{Act, ClaimId};
-use ledger_domain::ports::{ColdLedger, StoreError};
+use ledger_domain::ports::{ColdLedger, Position, StoreError};
 use ledger_domain::{
     Attempt, ContentType, Ended, FailReason, Nonce, PayloadHash, Record, State, StoredResponse, Subject, Tenant,
     Timestamp, Trail,
@@ -207,8 +207,11 @@ async fn a_session_is_left_as_it_was_and_runs_in_utc() {
     for act in [Act::Renew { lease_seconds: 20 }, Act::Resolve(None), Act::Fail(None)] {
         ledger.act(&together[0].0, &ClaimId::of(&claim), &act, now()).await.expect("an answer");
     }
-    ledger.live(now(), None, 10).await.expect("live rows");
-    ledger.live(now(), Some(&key()), 10).await.expect("live rows");
+    let newest = ledger.newest_live(now(), None, 1).await.expect("live rows");
+    let Record { first_seen_at, registration_id, .. } = newest[0].record;
+    let after = Some(Position { first_seen_at, registration_id });
+    assert_eq!(ledger.newest_live(now(), after, 10).await.expect("live rows").len(), 1);
+    assert_eq!(ledger.purge(now(), 10).await.expect("purged"), 0);
     history(&ledger, &key()).await;
     let tenant = Tenant::parse("t1").expect("a tenant");
     ledger.by_hash(&tenant, &PayloadHash::from_bytes([7; 32]), &all()).await.expect("a page");

@@ -276,14 +276,3 @@ async fn other_routes_and_methods_are_problems_too() {
     let answer = test.send(Request::get("/v1/check").body(Body::empty()).expect("valid")).await;
     assert_eq!((answer.status.as_u16(), answer.content_type.as_str()), (405, "application/problem+json"));
 }
-
-#[tokio::test]
-async fn health_says_each_tiers_state() {
-    let test = start();
-    test.check(&valid()).await;
-    let answer = test.send(Request::get("/v1/health").body(Body::empty()).expect("valid")).await;
-    assert_eq!((answer.status.as_u16(), &answer.body["status"]), (200, &json!("ok")));
-    assert_eq!(answer.body["tiers"]["hot"], json!({"state": "up", "complete": true}));
-    assert_eq!(answer.body["tiers"]["cold"], json!({"state": "unused"}));
-    assert_eq!(answer.body["answers"]["new"], 1);
-}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use check::{App, router};
+use check::{App, Asked, router};
 use http::{HeaderMap, Request, Response, StatusCode};
 use ledger_domain::ports::{Clock, HotTier};
 use ledger_domain::{Fact, MessageKey, Scope, Slot, Tenant, Timestamp};
@@ -34,7 +34,7 @@ pub(crate) fn start_with(default_tenant: Option<&str>) -> Test {
     let House { ledger, queue, trust, .. } = House::new(as_hot, None, as_clock);
     let tenants: Tenants = Env::of([("LEDGER_TENANTS", "t,t2")]).required_tenants().expect("valid");
     let default_tenant = default_tenant.map(|name| Tenant::parse(name).expect("valid"));
-    let app = App { ledger, tenants, default_tenant };
+    let app = App { ledger, tenants, default_tenant, asked: Asked::default() };
     Test { router: router(Arc::new(app)), queue, trust, clock, hot }
 }
 

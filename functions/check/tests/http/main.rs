@@ -7,3 +7,4 @@ mod atomic;
 mod checks;
 mod claims;
 mod edge;
+mod health;

@@ -5,15 +5,12 @@
 //! be told so, and a repeat that is told NEW too is found and counted. A claim has a holder only once it is confirmed, for only
 //! then are its acts fenced.
 
-use futures::future::join_all;
-
-use super::item::{Answer, Item, Step, TRIES, Won};
-use super::judge::seen_verdict;
+use super::item::{Item, Settling, Step, TRIES, Won};
 use super::{Ledger, Prepared};
 use crate::attempt::Attempt;
 use crate::claim::ClaimId;
 use crate::fact::Fact;
-use crate::ports::{Amend, Registered, Settle, StoreError, chain};
+use crate::ports::{Amend, Settle, StoreError, chain};
 use crate::record::{Record, State};
 use crate::time::Timestamp;
 use crate::transition::{Amended, Found, Guard, Sighting, Swapped};
@@ -22,6 +19,8 @@ use crate::verdict::{Claim, DecidedBy, NewVerdict, Undecided, Verdict};
 /// How long a fact may be on its way, in milliseconds: a queue's two attempts of two seconds each. One that is sent again
 /// must arrive before its PENDING's deadline, for past it another check may win the key.
 const SEND_AGAIN_MS: i64 = 4_000;
+/// A queue that has taken so long, in milliseconds, is silent.
+const SILENT_MS: i64 = 1_000;
 /// A fact is sent so often in all while nobody knows whether it is durable, each time only where so many milliseconds are left
 /// to its deadline.
 pub(super) const SEND_MARGINS_MS: [i64; 3] = [0, SEND_AGAIN_MS, SEND_AGAIN_MS];
@@ -53,8 +52,15 @@ pub(super) enum Confirmed {
     Yes,
     /// Something else stands there.
     No(Found),
-    /// Nobody knows.
-    Unknown,
+    /// Nobody knows; what was to be confirmed.
+    Unknown(Option<Box<Record>>),
+}
+
+impl Won {
+    /// What is confirmed now that it is durable, or may be.
+    fn into_confirm(self, at: usize) -> Confirm {
+        Confirm { at, guard: Won::guard(&self.confirmed), record: self.confirmed, over: self.over }
+    }
 }
 
 impl Ledger {
@@ -73,42 +79,26 @@ impl Ledger {
         let sent = self.send_facts(&facts, &deadlines).await;
         let mut to_confirm = Vec::with_capacity(facts.len());
         let mut answers = Vec::with_capacity(facts.len());
-        let mut to_release = Vec::new();
-        for (((at, over, replayed), Fact { mut record, .. }), sent) in rest.into_iter().zip(facts).zip(sent) {
-            let is_claim = record.lease_ends_at.is_some();
-            let new = |record: &Record| {
-                let new = self.new_verdict(items[at].prepared, record, replayed, DecidedBy::Hot);
-                NewVerdict { taken_over: over.is_some(), ..new }
-            };
+        let mut without_queue = Vec::new();
+        for ((((at, over, replayed), Fact { record, .. }), deadline), sent) in
+            rest.into_iter().zip(facts).zip(deadlines).zip(sent)
+        {
+            let won = Won { confirmed: record, deadline, over, replayed };
             match sent {
-                Sent::Durable => {}
-                // RETRY is no discard: the claim may be confirmed, marked, and its next act's fact tells all.
-                Sent::Unknown if is_claim => record.undurable = true,
-                // The record stays PENDING: nobody is told SEEN from it, and the cold writer heals it if the fact is there.
-                Sent::Unknown => {
-                    let new = NewVerdict { durable: false, confirmed: false, ..new(&record) };
-                    items[at].step = Step::Done(Ok(Verdict::New(new)));
-                    continue;
+                Sent::Durable => {
+                    answers.push(self.new_of(items[at].prepared, &won));
+                    to_confirm.push(won.into_confirm(at));
                 }
-                Sent::Refused => {
-                    items[at].step = Step::Done(Err(Undecided::Queue));
-                    if over.is_none() {
-                        to_release.extend(items[at].release(&record));
-                    }
-                    continue;
-                }
+                Sent::Refused | Sent::Unknown => without_queue.push((at, Box::new(won), sent)),
                 // Its deadline is over; the store drops it by itself.
-                Sent::TooLate => {
-                    items[at].step = Step::Done(Err(Undecided::TooSlow));
-                    continue;
-                }
+                Sent::TooLate => items[at].step = Step::Done(Err(Undecided::TooSlow)),
             }
-            answers.push(new(&record));
-            to_confirm.push(Confirm { at, guard: Won::guard(&record), record, over });
         }
-        if !to_release.is_empty() {
-            // It only hastens the lapse: whatever comes of it, the PENDING is gone at its deadline.
-            self.hot.release(&to_release).await;
+        if !without_queue.is_empty() {
+            for (at, won) in self.register_without_queue(items, without_queue).await {
+                answers.push(self.new_of(items[at].prepared, &won));
+                to_confirm.push(won.into_confirm(at));
+            }
         }
         let places: Vec<_> = to_confirm.iter().map(|confirm| confirm.at).collect();
         let confirmed = self.confirm(items, to_confirm).await;
@@ -116,7 +106,7 @@ impl Ledger {
             let is_claim = new.claim.is_some();
             match confirmed {
                 Confirmed::Yes => items[at].step = Step::Done(Ok(Verdict::New(new))),
-                Confirmed::No(_) | Confirmed::Unknown if !is_claim => {
+                Confirmed::No(_) | Confirmed::Unknown(_) if !is_claim => {
                     items[at].step = Step::Done(Ok(Verdict::New(NewVerdict { confirmed: false, ..new })));
                 }
                 Confirmed::No(found) => {
@@ -124,18 +114,36 @@ impl Ledger {
                     items[at].registration_id = self.entropy.eight_bytes().into();
                     items[at].moved(found);
                 }
-                Confirmed::Unknown => items[at].step = Step::Done(Err(Undecided::Unconfirmed)),
+                // The registration is durable, or may be: in the cold ledger it becomes the claim that stands.
+                Confirmed::Unknown(Some(record)) if self.cold.is_some() => {
+                    let record = Box::new(Record { undurable: false, ..*record });
+                    let (read, won) = (Some(record.clone()), Some(record));
+                    items[at].step = Step::Settle(Box::new(Settling { read, won, cut_off: true }));
+                }
+                Confirmed::Unknown(_) => items[at].step = Step::Done(Err(Undecided::Unconfirmed)),
             }
         }
+    }
+
+    /// NEW for what was won and is durable now, or may be.
+    pub(super) fn new_of(&self, prepared: &Prepared<'_>, won: &Won) -> NewVerdict {
+        let new = self.new_verdict(prepared, &won.confirmed, won.replayed, DecidedBy::Hot);
+        NewVerdict { taken_over: won.over.is_some(), ..new }
     }
 
     /// Sends facts, each until it is known to be durable or refused, its deadline is near, or the tries are used up.
     pub(crate) async fn send_facts(&self, facts: &[Fact], deadlines: &[Timestamp]) -> Vec<Sent> {
         let mut sent = vec![Sent::Refused; facts.len()];
         let mut open: Vec<usize> = (0..facts.len()).collect();
+        let mut began_at = None;
         for margin_ms in SEND_MARGINS_MS {
             // Past its PENDING's deadline another check may have won the key: no fact may be sent.
             let Ok(now) = self.clock.now() else { break };
+            // A queue that says nothing is not waited for again where the cold ledger can make the fact durable.
+            let waited_ms = now.millis_since(*began_at.get_or_insert(now));
+            if self.cold.is_some() && waited_ms >= SILENT_MS {
+                break;
+            }
             open.retain(|place| {
                 let in_time = now.plus_millis(margin_ms) < deadlines[*place];
                 if !in_time && sent[*place] != Sent::Unknown {
@@ -177,7 +185,7 @@ impl Ledger {
 
     /// Confirms PENDINGs in the hot tier. An unknown outcome is asked for once more.
     pub(super) async fn confirm(&self, items: &[Item<'_, '_>], confirms: Vec<Confirm>) -> Vec<Confirmed> {
-        let mut outcomes: Vec<Confirmed> = confirms.iter().map(|_| Confirmed::Unknown).collect();
+        let mut outcomes: Vec<Confirmed> = confirms.iter().map(|_| Confirmed::Unknown(None)).collect();
         let (mut settles, mut amends) = (Vec::with_capacity(confirms.len()), Vec::new());
         let (mut of_settles, mut of_amends) = (Vec::with_capacity(confirms.len()), Vec::new());
         for (place, Confirm { at, guard, record, over }) in confirms.into_iter().enumerate() {
@@ -213,6 +221,9 @@ impl Ledger {
             }
             (of_settles, settles) = (open, again);
         }
+        for (place, request) in of_settles.into_iter().zip(settles) {
+            outcomes[place] = Confirmed::Unknown(Some(Box::new(request.settled)));
+        }
         for _ in 0..TRIES {
             if amends.is_empty() {
                 break;
@@ -232,92 +243,10 @@ impl Ledger {
             }
             (of_amends, amends) = (open, again);
         }
+        for (place, request) in of_amends.into_iter().zip(amends) {
+            outcomes[place] = Confirmed::Unknown(Some(Box::new(request.to)));
+        }
         outcomes
-    }
-
-    /// The registering statement decides: another registration found there is the verdict and goes to the hot tier.
-    pub(super) async fn register_in_cold(&self, items: &mut [Item<'_, '_>], won: Vec<(usize, Box<Won>)>) {
-        let Ok(now) = self.clock.now() else {
-            for (at, _) in won {
-                items[at].step = Step::Done(Err(Undecided::Clock));
-            }
-            return;
-        };
-        let results = join_all(won.iter().map(|(at, won)| {
-            let prepared = items[*at].prepared;
-            async move {
-                if now >= won.deadline {
-                    return Err(Undecided::TooSlow);
-                }
-                let cold = self.cold.as_ref().ok_or(Undecided::ColdLedger)?;
-                let replay_seconds = prepared.policy.replay_seconds;
-                let subject = &prepared.check.subject;
-                let mut result = cold.register(subject, &won.confirmed, replay_seconds).await;
-                let in_time = || self.clock.now().is_ok_and(|now| now < won.deadline);
-                if matches!(result, Err(StoreError::MayHaveHappened { .. })) && in_time() {
-                    // The same registration and nonce: a first try that happened is recognised.
-                    result = cold.register(subject, &won.confirmed, replay_seconds).await;
-                }
-                result.map_err(|error| cold_ledger_failed(&error))
-            }
-        }))
-        .await;
-        let mut decided = Vec::new();
-        let mut confirms = Vec::new();
-        let mut to_release = Vec::new();
-        for ((at, won), result) in won.into_iter().zip(results) {
-            match result {
-                Ok(registered) => {
-                    let item = &items[at];
-                    let answer = self.cold_answer(item.prepared, &won.confirmed, &registered, won.replayed, now);
-                    let (Registered::Ours(record) | Registered::Theirs(record)) = registered;
-                    let guard = Won::guard(&won.confirmed);
-                    confirms.push(Confirm { at, guard, record: (*record).clone(), over: None });
-                    decided.push((at, *record, answer));
-                }
-                Err(undecided) => {
-                    items[at].step = Step::Done(Err(undecided));
-                    to_release.extend(items[at].release(&won.confirmed));
-                }
-            }
-        }
-        if !to_release.is_empty() {
-            self.hot.release(&to_release).await;
-        }
-        // The cold ledger has decided; the hot tier only learns of it.
-        let confirmed = self.confirm(items, confirms).await;
-        for ((at, record, answer), confirmed) in decided.into_iter().zip(confirmed) {
-            let confirmed = matches!(confirmed, Confirmed::Yes);
-            items[at].step = Step::Done(match answer {
-                Ok(Verdict::New(new)) if !confirmed => {
-                    // No fact of it is on the queue, so none would heal the hot tier, whose misses may be believed again soon.
-                    let subject = items[at].prepared.check.subject.clone();
-                    self.repeats.offer(repeat_fact(subject, &record));
-                    Ok(Verdict::New(NewVerdict { confirmed, ..new }))
-                }
-                answer => answer,
-            });
-        }
-    }
-
-    /// The answer to the check that wanted `wanted`.
-    pub(super) fn cold_answer(
-        &self,
-        prepared: &Prepared<'_>,
-        wanted: &Record,
-        registered: &Registered,
-        replayed: bool,
-        now: Timestamp,
-    ) -> Answer {
-        match registered {
-            Registered::Ours(record) => {
-                let replayed = replayed || is_earlier(record, wanted);
-                let new = self.new_verdict(prepared, record, replayed, DecidedBy::Cold);
-                let taken_over = record.registration_id != wanted.registration_id && !replayed;
-                Ok(Verdict::New(NewVerdict { taken_over, ..new }))
-            }
-            Registered::Theirs(record) => seen_verdict(record, prepared, now, DecidedBy::Cold),
-        }
     }
 
     /// NEW for what was just won, or this check's own answer again; in claim mode with the claim's token.
@@ -344,21 +273,10 @@ impl Ledger {
             taken_over: false,
             decided_by,
             durable: !record.undurable,
+            unconfirmed: false,
             confirmed: true,
         }
     }
-}
-
-/// Whether the cold ledger's record of this check is an earlier call's, and not what this one wanted. A take-over continues
-/// another registration.
-pub(super) fn is_earlier(record: &Record, wanted: &Record) -> bool {
-    let is_other = record.registration_id != wanted.registration_id;
-    record.won_at != wanted.won_at || (is_other && record.attempt == 1)
-}
-
-pub(super) fn cold_ledger_failed(error: &StoreError) -> Undecided {
-    tracing::warn!(error = chain(error), "the cold ledger was needed and did not answer");
-    Undecided::ColdLedger
 }
 
 /// A fact about a repeat, which leaves the response's body out.

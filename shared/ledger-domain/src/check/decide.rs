@@ -7,6 +7,8 @@
 //!              ── window over ──> replace ──> make durable ...           repeat ──> count ──> SEEN
 //!              ── failed, lease over ──> take over ──> make durable ...  marked ──> make durable, clear ──> count
 //!              ── another's PENDING ──> wait, once, up to 500 ms         unreadable ──> the cold ledger counts it
+//! anywhere: the hot tier fails ──> peek ──> settle in the cold ledger, under a cold session
+//! not complete: a hit on a claim ──> settle in the cold ledger, and tell the hot tier
 //! ```
 //! A batch goes through each step together, so a step is one round trip for all its items; what was won is durable and
 //! confirmed before anything waits for others.
@@ -16,12 +18,14 @@
 
 use futures::future::join_all;
 
-use super::confirm::{cold_ledger_failed, repeat_fact};
-use super::item::{Answer, Item, Step, Won, give_up, pending_ttl_ms, take_steps};
+use super::confirm::repeat_fact;
+use super::item::{Answer, Item, Settling, Step, Won, give_up, pending_ttl_ms, take_steps};
 use super::judge::{Judged, judge, seen_verdict};
+use super::settle::cold_ledger_failed;
 use super::{Ledger, Prepared};
 use crate::policy::ConfirmMiss;
 use crate::ports::{Begin, Begun, Count, Replace};
+use crate::record::State;
 use crate::time::Timestamp;
 use crate::transition::{Counted, Found, Guard, Swapped};
 use crate::verdict::{DecidedBy, Undecided, Verdict};
@@ -34,7 +38,7 @@ impl Ledger {
     /// Decides items of distinct keys, or repeats of keys that were decided. `waited_ms` is how long this call of the use
     /// case has waited for others: it does so once, whatever it decides.
     pub(super) async fn decide(&self, prepared: &[Prepared<'_>], waited_ms: &mut u64) -> Vec<Answer> {
-        let mut items: Vec<_> = prepared.iter().map(Item::new).collect();
+        let mut items: Vec<_> = prepared.iter().map(|prepared| Item::new(prepared, self.cold.is_some())).collect();
         let mut pause_ms = FIRST_PAUSE_MS;
         loop {
             while items.iter().any(|item| !matches!(item.step, Step::Wait | Step::Done(_))) {
@@ -47,6 +51,9 @@ impl Ledger {
                 self.make_marked_durable(&mut items).await;
                 self.register(&mut items).await;
                 self.count(&mut items, now).await;
+                self.peek(&mut items, now).await;
+                self.settle(&mut items).await;
+                self.answer_unconfirmed(&mut items).await;
                 self.ask_cold_ledger(&mut items, now).await;
             }
             if !items.iter().any(|item| matches!(item.step, Step::Wait)) || *waited_ms >= WAIT_MS {
@@ -97,6 +104,11 @@ impl Ledger {
                         let replayed = record.registration_id != item.registration_id;
                         Step::Register(Won::first(*record, replayed))
                     }
+                    Judged::AdoptTakeOver(_) | Judged::TakeOver if !self.trust.vouches() => Settling::hit(record),
+                    Judged::Replay | Judged::Repeat if record.state == State::InProgress && !self.trust.vouches() => {
+                        Settling::hit(record)
+                    }
+                    Judged::Mark if !self.trust.vouches() => Settling::hit(record),
                     Judged::AdoptTakeOver(take_over) => {
                         let replayed = item.took_over_at != Some(take_over.won_at);
                         Step::Register(Won::over(record, &take_over, prepared.check, replayed))
@@ -145,13 +157,46 @@ impl Ledger {
         }
     }
 
+    /// Looks whether a hot tier that does not do what it is asked can at least be read, as a full one can: what it holds is not
+    /// registered anew. No answer is an answer too.
+    async fn peek(&self, items: &mut [Item<'_, '_>], now: Timestamp) {
+        let taken = take_steps!(items, Step::Peek => ());
+        if taken.is_empty() {
+            return;
+        }
+        let slots: Vec<_> = taken.iter().map(|(at, ())| items[*at].prepared.slot).collect();
+        for ((at, ()), result) in taken.into_iter().zip(self.hot.read(&slots).await) {
+            let item = &mut items[at];
+            let nonce = item.prepared.nonce;
+            item.step = match result {
+                Ok(Found::Absent) | Err(_) => Settling::cut_off(None),
+                Ok(Found::Unreadable) => Step::Unreadable,
+                Ok(Found::Record(record)) if record.is_over(now) => Settling::cut_off(None),
+                Ok(Found::Record(record)) => match judge(&record, nonce, now, item.prepared.policy.replay_seconds) {
+                    Judged::Wait => Step::Done(Err(Undecided::Pending)),
+                    // Its fact may be sent already: another registration of this check would be one too many.
+                    Judged::Adopt => {
+                        let won = Some(Box::new(record.confirmed()));
+                        Step::Settle(Box::new(Settling { read: None, won, cut_off: true }))
+                    }
+                    Judged::AdoptTakeOver(_)
+                    | Judged::Replay
+                    | Judged::Over
+                    | Judged::TakeOver
+                    | Judged::Mark
+                    | Judged::Repeat => Settling::cut_off(Some(record)),
+                },
+            };
+        }
+    }
+
     /// Makes won PENDINGs durable and confirms them.
     async fn register(&self, items: &mut [Item<'_, '_>]) {
         let taken = take_steps!(items, Step::Register(won) => won);
         if taken.is_empty() {
             return;
         }
-        let vouched = self.trust.vouches_for_misses();
+        let vouched = self.trust.vouches();
         let (mut by_queue, mut by_cold) = (Vec::with_capacity(taken.len()), Vec::new());
         for (at, won) in taken {
             match items[at].prepared.policy.confirm_miss {
@@ -165,7 +210,9 @@ impl Ledger {
             self.register_by_queue(items, by_queue).await;
         }
         if !by_cold.is_empty() {
-            self.register_in_cold(items, by_cold).await;
+            let left = self.register_in_cold(items, by_cold).await;
+            let left = self.register_unconfirmed(items, left).await;
+            self.let_go(items, left).await;
         }
     }
 

@@ -64,12 +64,39 @@ pub(super) enum Step {
     TakeOver(Box<Record>),
     /// This record's last act is not known to be durable.
     Mark(Box<Record>),
+    /// The hot tier does not do what it is asked: can it at least be read?
+    Peek,
+    /// The cold ledger decides, whatever the hot tier says.
+    Settle(Box<Settling>),
     /// A value nobody here can read.
     Unreadable,
     /// Somebody else is making the key durable.
     Wait,
     /// Decided.
     Done(Answer),
+}
+
+/// What the cold ledger is to decide.
+#[derive(Default)]
+pub(super) struct Settling {
+    /// The confirmed record that the hot tier showed: the cold ledger is told of it first, for it may not know it yet.
+    pub(super) read: Option<Box<Record>>,
+    /// What this check has won already, as it is to stand; `None` where it is to be won now.
+    pub(super) won: Option<Box<Record>>,
+    /// Whether the hot tier is cut off, and is not told of the outcome.
+    pub(super) cut_off: bool,
+}
+
+impl Settling {
+    /// A hit that the hot tier cannot vouch for.
+    pub(super) fn hit(read: Box<Record>) -> Step {
+        Step::Settle(Box::new(Self { read: Some(read), ..Self::default() }))
+    }
+
+    /// What is decided without the hot tier.
+    pub(super) fn cut_off(read: Option<Box<Record>>) -> Step {
+        Step::Settle(Box::new(Self { read, won: None, cut_off: true }))
+    }
 }
 
 /// A check, and where it stands.
@@ -79,15 +106,20 @@ pub(super) struct Item<'p, 'c> {
     /// When this call laid a take-over's PENDING over the record, if it did.
     pub(super) took_over_at: Option<Timestamp>,
     pub(super) step: Step,
+    /// Whether no tier could say that it was not seen before, and its policy prefers NEW to no answer.
+    pub(super) unconfirmed: bool,
+    /// Whether there is a cold ledger to fall back on.
+    has_cold: bool,
     failures: u8,
     moves: u8,
 }
 
 impl<'p, 'c> Item<'p, 'c> {
     /// A check that nothing is known of yet.
-    pub(super) fn new(prepared: &'p Prepared<'c>) -> Self {
+    pub(super) fn new(prepared: &'p Prepared<'c>, has_cold: bool) -> Self {
         let registration_id = prepared.registration_id;
-        Self { prepared, registration_id, took_over_at: None, step: Step::Begin, failures: 0, moves: 0 }
+        let (took_over_at, step, unconfirmed) = (None, Step::Begin, false);
+        Self { prepared, registration_id, took_over_at, step, unconfirmed, has_cold, failures: 0, moves: 0 }
     }
 
     /// What it has won and not confirmed yet.
@@ -100,17 +132,23 @@ impl<'p, 'c> Item<'p, 'c> {
             | Step::Replace(_)
             | Step::TakeOver(_)
             | Step::Mark(_)
+            | Step::Peek
+            | Step::Settle(_)
             | Step::Unreadable
             | Step::Wait
             | Step::Done(_) => None,
         }
     }
 
-    /// The hot tier did not answer: try once more, then say so.
+    /// The hot tier did not answer: try once more, then decide without it, or say so.
     pub(super) fn hot_tier_failed(&mut self, error: &StoreError, again: Step) {
         self.failures += 1;
         tracing::warn!(error = chain(error), failures = self.failures, "the hot tier did not answer");
-        self.step = if self.failures < TRIES { again } else { Step::Done(Err(Undecided::HotTier)) };
+        self.step = match self.failures < TRIES {
+            true => again,
+            false if self.has_cold => Step::Peek,
+            false => Step::Done(Err(Undecided::HotTier)),
+        };
     }
 
     /// What was read is no longer there.
@@ -211,6 +249,8 @@ pub(super) fn give_up(items: Vec<Item<'_, '_>>, why: Undecided) -> Vec<Answer> {
             | Step::Replace(_)
             | Step::TakeOver(_)
             | Step::Mark(_)
+            | Step::Peek
+            | Step::Settle(_)
             | Step::Unreadable
             | Step::Wait => Err(why),
         })

@@ -6,10 +6,11 @@ mod confirm;
 mod decide;
 mod item;
 mod judge;
+mod settle;
 mod take_over;
 mod together;
+mod unconfirmed;
 
-pub(crate) use self::confirm::Sent;
 pub use self::together::{Looked, TogetherAnswer};
 
 use std::collections::HashMap;
@@ -21,10 +22,10 @@ use crate::digest::{Slot, nonce_of};
 use crate::hash::PayloadHash;
 use crate::ids::{Nonce, RegistrationId};
 use crate::policy::Policy;
-use crate::ports::{Clock, ColdLedger, Entropy, EventQueue, FactSink, HotTier, HotTrust, PolicySource};
+use crate::ports::{Clock, ColdLedger, ColdSessions, Entropy, EventQueue, FactSink, HotTier, HotTrust, PolicySource};
 use crate::record::Subject;
 use crate::text::{Invalid, Principal, RequestId, SourceService};
-use crate::verdict::{Disposition, Refusal, Undecided, Verdict};
+use crate::verdict::{DecidedBy, Disposition, Refusal, Undecided, Verdict};
 
 /// One question: has this (scope, key) been seen before?
 #[derive(Debug, Clone)]
@@ -65,8 +66,10 @@ pub struct Ledger {
     pub queue: Arc<dyn EventQueue>,
     /// Takes the facts about repeats, for which nobody waits.
     pub repeats: Arc<dyn FactSink>,
-    /// Settles what the hot tier cannot; a deployment without it answers 503 there.
+    /// Settles what the hot tier cannot, and decides while it is down; a deployment without it answers 503 there.
     pub cold: Option<Arc<dyn ColdLedger>>,
+    /// What this process must hold while it decides in the cold ledger and the hot tier does not learn of it.
+    pub sessions: Arc<dyn ColdSessions>,
     /// The scopes' policies.
     pub policies: Arc<dyn PolicySource>,
     /// Ledger time.
@@ -104,6 +107,8 @@ pub struct Counters {
     pub constant_request_id: AtomicU64,
     /// NEW with `durable: false`.
     pub not_durable: AtomicU64,
+    /// NEW with `confirmed: false`: no tier could say that it was not seen before.
+    pub unconfirmed: AtomicU64,
     /// NEW whose confirmation was lost or too late: a possible false NEW until the cold writer heals it.
     pub confirm_lost: AtomicU64,
     /// Claims resolved by their holders.
@@ -114,6 +119,8 @@ pub struct Counters {
     pub renewed: AtomicU64,
     /// Acts refused because the claim had moved on, or was over.
     pub stale_claims: AtomicU64,
+    /// NEW or SEEN, decided by the cold ledger; counted under those too.
+    pub decided_in_cold: AtomicU64,
     /// No tier could decide: 503.
     pub undecided: AtomicU64,
 }
@@ -121,7 +128,7 @@ pub struct Counters {
 impl Counters {
     /// The counters by name, for a report.
     #[must_use]
-    pub fn snapshot(&self) -> [(&'static str, u64); 14] {
+    pub fn snapshot(&self) -> [(&'static str, u64); 16] {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [
             ("new", get(&self.new)),
@@ -132,11 +139,13 @@ impl Counters {
             ("drift", get(&self.drift)),
             ("constantRequestId", get(&self.constant_request_id)),
             ("notDurable", get(&self.not_durable)),
+            ("unconfirmed", get(&self.unconfirmed)),
             ("confirmLost", get(&self.confirm_lost)),
             ("resolved", get(&self.resolved)),
             ("failed", get(&self.failed)),
             ("renewed", get(&self.renewed)),
             ("staleClaims", get(&self.stale_claims)),
+            ("decidedInCold", get(&self.decided_in_cold)),
             ("undecided", get(&self.undecided)),
         ]
     }
@@ -147,9 +156,15 @@ impl Counters {
         };
         match answer {
             Ok(Verdict::New(new)) => {
+                if new.decided_by == DecidedBy::Cold {
+                    add(&self.decided_in_cold);
+                }
                 add(if new.replayed { &self.replayed } else { &self.new });
                 if !new.replayed && new.taken_over {
                     add(&self.taken_over);
+                }
+                if new.unconfirmed {
+                    add(&self.unconfirmed);
                 }
                 if !new.durable {
                     add(&self.not_durable);
@@ -159,6 +174,9 @@ impl Counters {
             }
             Ok(Verdict::Seen(seen)) => {
                 add(&self.seen);
+                if seen.decided_by == DecidedBy::Cold {
+                    add(&self.decided_in_cold);
+                }
                 if seen.disposition == Disposition::Retry {
                     add(&self.in_progress);
                 }

@@ -1,7 +1,6 @@
 //! What a check does with a record that somebody else's claim left: take it over, or make its last act durable first.
 
 use super::Ledger;
-use super::confirm::Sent;
 use super::item::{Item, Step, Won, take_steps};
 use crate::fact::Fact;
 use crate::ports::{Amend, chain};
@@ -49,23 +48,18 @@ impl Ledger {
         let facts: Vec<_> = taken.iter().map(|(at, record)| Fact::of(subject(*at), record)).collect();
         // No PENDING lapses here: its window's end is all there is to keep to.
         let deadlines: Vec<_> = taken.iter().map(|(_, record)| record.window_ends_at).collect();
-        let sent = self.send_facts(&facts, &deadlines).await;
+        let sent = self.send_or_persist(&facts, &deadlines).await;
         let mut requests = Vec::with_capacity(taken.len());
         let mut durable = Vec::with_capacity(taken.len());
-        for ((at, record), sent) in taken.into_iter().zip(sent) {
-            match sent {
-                Sent::Durable => {
-                    let to = Record { undurable: false, response: None, ..(*record).clone() };
-                    requests.push(Amend {
-                        slot: items[at].prepared.slot,
-                        read: (*record).clone(),
-                        to: to.clone(),
-                        sighting: None,
-                    });
-                    durable.push((at, Record { response: record.response, ..to }));
-                }
-                Sent::Refused | Sent::Unknown | Sent::TooLate => items[at].step = Step::Done(Err(Undecided::Queue)),
+        for ((at, record), is_durable) in taken.into_iter().zip(sent) {
+            if !is_durable {
+                items[at].step = Step::Done(Err(Undecided::Queue));
+                continue;
             }
+            let slot = items[at].prepared.slot;
+            let to = Record { undurable: false, response: None, ..(*record).clone() };
+            requests.push(Amend { slot, read: (*record).clone(), to: to.clone(), sighting: None });
+            durable.push((at, Record { response: record.response, ..to }));
         }
         let results = if requests.is_empty() { Vec::new() } else { self.hot.amend(&requests).await };
         for ((at, record), result) in durable.into_iter().zip(results) {

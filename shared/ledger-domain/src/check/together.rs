@@ -8,15 +8,16 @@
 
 use std::collections::HashSet;
 
-use super::confirm::{Confirm, Confirmed, SEND_MARGINS_MS, Sent, cold_ledger_failed, is_earlier};
+use super::confirm::{Confirm, Confirmed, SEND_MARGINS_MS, Sent};
 use super::item::{Item, Step, Won, give_up};
 use super::judge::{Judged, judge, seen_verdict};
+use super::settle::{cold_ledger_failed, is_earlier};
 use super::{Check, Ledger, Prepared};
 use crate::attempt::Attempt;
 use crate::digest::Slot;
 use crate::fact::Fact;
 use crate::policy::ConfirmMiss;
-use crate::ports::{Heal, StoreError, Together, chain};
+use crate::ports::{Fill, StoreError, Together, chain};
 use crate::record::Record;
 use crate::text::Invalid;
 use crate::time::Timestamp;
@@ -49,12 +50,23 @@ pub enum Looked {
     Free,
 }
 
+/// A registration that the cold ledger is asked for.
+struct Wanted {
+    /// Of which item.
+    at: usize,
+    record: Record,
+    /// Whether an earlier call won it.
+    replayed: bool,
+}
+
 /// Why a batch goes no further.
 enum Stopped {
     /// Some item cannot be won.
     Taken,
     /// The cold ledger holds some item: what stands there, by place.
     TakenInCold(Vec<(usize, Record)>),
+    /// The hot tier does not do what it is asked: the cold ledger decides without it.
+    CutOff,
     /// No tier can decide.
     Undecided(Undecided),
 }
@@ -110,7 +122,7 @@ impl Ledger {
     }
 
     async fn decide_together(&self, prepared: &[Prepared<'_>]) -> (bool, Vec<Result<Looked, Refusal>>) {
-        let mut items: Vec<_> = prepared.iter().map(Item::new).collect();
+        let mut items: Vec<_> = prepared.iter().map(|prepared| Item::new(prepared, self.cold.is_some())).collect();
         let stopped = match self.win_all(&mut items).await {
             Ok(()) => match self.register_all(&mut items).await {
                 Ok(()) => {
@@ -141,6 +153,7 @@ impl Ledger {
                 (false, self.look(prepared).await)
             }
             Stopped::TakenInCold(rows) => (false, self.look_in_cold(prepared, rows).await),
+            Stopped::CutOff => self.decide_together_in_cold(prepared).await,
             Stopped::Undecided(why) => (false, prepared.iter().map(|_| Err(why.into())).collect()),
         }
     }
@@ -160,7 +173,7 @@ impl Ledger {
                 if items.iter().any(|item| matches!(item.step, Step::Wait)) {
                     break;
                 }
-                if items.iter().all(|item| matches!(item.step, Step::Register(_) | Step::Done(_))) {
+                if items.iter().all(|item| matches!(item.step, Step::Register(_) | Step::Settle(_) | Step::Done(_))) {
                     return Ok(());
                 }
                 self.begin(items, now).await;
@@ -197,14 +210,26 @@ impl Ledger {
 
     /// Makes all that was won durable in one piece, and confirms it.
     async fn register_all(&self, items: &mut [Item<'_, '_>]) -> Result<(), Stopped> {
-        let vouched = self.trust.vouches_for_misses();
+        let vouched = self.trust.vouches();
         let in_cold = items.iter().any(|item| match (&item.step, item.prepared.policy.confirm_miss) {
-            (Step::Register(won), ConfirmMiss::WhenIncomplete) => won.over.is_none() && !vouched,
-            (Step::Register(won), ConfirmMiss::Always) => won.over.is_none(),
+            (Step::Settle(_), ConfirmMiss::WhenIncomplete | ConfirmMiss::Always) => true,
+            (Step::Register(_), ConfirmMiss::WhenIncomplete) => !vouched,
+            (Step::Register(won), ConfirmMiss::Always) => won.over.is_none() || !vouched,
             // The caller's own answer again: it is registered.
             (_, ConfirmMiss::WhenIncomplete | ConfirmMiss::Always) => false,
         });
-        if in_cold { self.register_all_in_cold(items).await } else { self.register_all_by_queue(items).await }
+        if in_cold {
+            return self.register_all_in_cold(items).await;
+        }
+        match self.register_all_by_queue(items).await {
+            Err(Stopped::Undecided(Undecided::Queue)) if self.cold.is_some() => {
+                match self.register_all_in_cold(items).await {
+                    Err(Stopped::Undecided(Undecided::ColdLedger)) => Err(Stopped::Undecided(Undecided::Queue)),
+                    done @ (Ok(()) | Err(_)) => done,
+                }
+            }
+            done @ (Ok(()) | Err(_)) => done,
+        }
     }
 
     async fn register_all_by_queue(&self, items: &mut [Item<'_, '_>]) -> Result<(), Stopped> {
@@ -269,64 +294,103 @@ impl Ledger {
         sent
     }
 
+    /// One transaction of the cold ledger registers all, after it has learnt what the hot tier showed beneath; then the hot tier
+    /// is told.
     async fn register_all_in_cold(&self, items: &mut [Item<'_, '_>]) -> Result<(), Stopped> {
-        let undecided = |why| Stopped::Undecided(why);
-        let now = self.clock.now().map_err(|_| undecided(Undecided::Clock))?;
-        let won: Vec<_> = items.iter().enumerate().filter_map(|(at, item)| Some((at, item.won()?))).collect();
-        if won.iter().any(|(_, won)| now >= won.deadline) {
-            return Err(undecided(Undecided::TooSlow));
+        let now = self.clock.now().map_err(|_| Stopped::Undecided(Undecided::Clock))?;
+        let (mut wanted, mut shown) = (Vec::with_capacity(items.len()), Vec::new());
+        for (at, item) in items.iter().enumerate() {
+            let beneath = match &item.step {
+                Step::Register(won) if now >= won.deadline => return Err(Stopped::Undecided(Undecided::TooSlow)),
+                Step::Register(won) => won.over.as_deref(),
+                Step::Settle(settling) => settling.read.as_deref(),
+                Step::Begin
+                | Step::Judge(_)
+                | Step::Count(_)
+                | Step::Replace(_)
+                | Step::TakeOver(_)
+                | Step::Mark(_)
+                | Step::Peek
+                | Step::Unreadable
+                | Step::Wait
+                | Step::Done(_) => continue,
+            };
+            shown.extend(beneath.map(|record| (item.prepared.check.subject.clone(), record.clone())));
+            let (record, replayed) = match (item.won(), beneath) {
+                (Some(won), None) => (won.confirmed.clone(), won.replayed),
+                // The statement takes over by itself: what it wants to know is this check, as of when it won.
+                (Some(won), Some(_)) => (item.pending(won.confirmed.won_at).confirmed(), won.replayed),
+                (None, _) => (item.pending(now).confirmed(), false),
+            };
+            wanted.push(Wanted { at, record, replayed });
         }
-        let cold = self.cold.as_ref().ok_or(undecided(Undecided::ColdLedger))?;
-        let subject = |at: usize| items[at].prepared.check.subject.clone();
-        // The statement takes over by itself: what it wants to know is this check, as of when it won.
-        let wanted: Vec<_> = won
+        self.tell_cold(&shown).await.map_err(Stopped::Undecided)?;
+        let rows = self.register_wanted(items, &wanted).await?;
+        let slot = |wanted: &Wanted| items[wanted.at].prepared.slot;
+        let fills: Vec<_> = wanted.iter().zip(rows).map(|(wanted, row)| Fill { slot: slot(wanted), row }).collect();
+        if self.tell_hot(&fills).await.contains(&false) {
+            return Err(Stopped::Undecided(Undecided::Unconfirmed));
+        }
+        Ok(())
+    }
+
+    /// Asks the cold ledger for all of `wanted`; where it has them, their answers are given and their rows come back.
+    async fn register_wanted(&self, items: &mut [Item<'_, '_>], wanted: &[Wanted]) -> Result<Vec<Record>, Stopped> {
+        let cold = self.cold.as_ref().ok_or(Stopped::Undecided(Undecided::ColdLedger))?;
+        let records: Vec<_> = wanted
             .iter()
-            .map(|(at, won)| match won.over {
-                Some(_) => (subject(*at), items[*at].pending(won.confirmed.won_at).confirmed()),
-                None => (subject(*at), won.confirmed.clone()),
-            })
+            .map(|wanted| (items[wanted.at].prepared.check.subject.clone(), wanted.record.clone()))
             .collect();
-        let replay_seconds = won.iter().map(|(at, _)| items[*at].prepared.policy.replay_seconds).min().unwrap_or(0);
-        let registered = cold.register_together(&wanted, replay_seconds).await;
-        let records = match registered.map_err(|error| undecided(cold_ledger_failed(&error)))? {
-            Together::All(records) => records,
+        let replays = wanted.iter().map(|wanted| items[wanted.at].prepared.policy.replay_seconds);
+        let replay_seconds = replays.min().unwrap_or(0);
+        let registered = cold.register_together(&records, replay_seconds).await;
+        let rows = match registered.map_err(|error| Stopped::Undecided(cold_ledger_failed(&error)))? {
+            Together::All(rows) => rows,
             Together::None(found) => {
-                let rows = won.iter().zip(found).filter_map(|((at, _), record)| Some((*at, record?)));
+                let rows = wanted.iter().zip(found).filter_map(|(wanted, row)| Some((wanted.at, row?)));
                 return Err(Stopped::TakenInCold(rows.collect()));
             }
         };
-        let mut confirms = Vec::with_capacity(won.len());
-        let mut answers = Vec::with_capacity(won.len());
-        for ((at, won), record) in won.into_iter().zip(records) {
-            let replayed = won.replayed || is_earlier(&record, &won.confirmed);
-            let taken_over =
-                won.over.is_some() || (record.registration_id != won.confirmed.registration_id && !replayed);
-            let new = self.new_verdict(items[at].prepared, &record, replayed, DecidedBy::Cold);
-            answers.push((at, NewVerdict { taken_over, ..new }, record.clone(), won.over.is_some()));
-            confirms.push(Confirm { at, guard: Won::guard(&won.confirmed), record, over: won.over.clone() });
+        for (wanted, row) in wanted.iter().zip(&rows) {
+            let replayed = wanted.replayed || is_earlier(row, &wanted.record);
+            let new = self.new_verdict(items[wanted.at].prepared, row, replayed, DecidedBy::Cold);
+            let taken_over = row.registration_id != wanted.record.registration_id && !replayed;
+            items[wanted.at].step = Step::Done(Ok(Verdict::New(NewVerdict { taken_over, ..new })));
         }
-        // Of a take-over that the cold ledger made on another registration than the hot tier holds, no holder could act.
-        let elsewhere = |confirm: &Confirm| {
-            confirm.over.as_ref().is_some_and(|over| over.registration_id != confirm.record.registration_id)
-        };
-        if confirms.iter().any(elsewhere) {
-            return Err(undecided(Undecided::Unconfirmed));
+        Ok(rows)
+    }
+
+    /// The hot tier is cut off: the cold ledger decides all alone, under a cold session.
+    async fn decide_together_in_cold(&self, prepared: &[Prepared<'_>]) -> (bool, Vec<Result<Looked, Refusal>>) {
+        let undecided = |why: Undecided| (false, prepared.iter().map(|_| Err(why.into())).collect());
+        let Some(until) = self.cold_session().await else { return undecided(Undecided::ColdSession) };
+        let Ok(now) = self.clock.now() else { return undecided(Undecided::Clock) };
+        let mut items: Vec<_> = prepared.iter().map(|prepared| Item::new(prepared, true)).collect();
+        let wanted: Vec<_> = items
+            .iter()
+            .enumerate()
+            .map(|(at, item)| Wanted { at, record: item.pending(now).confirmed(), replayed: false })
+            .collect();
+        let decided = self.register_wanted(&mut items, &wanted).await;
+        // Past the session's end nobody is told to look into the cold ledger: a repeat finds what was decided.
+        if !self.is_before(until) {
+            return undecided(Undecided::ColdSession);
         }
-        // The cold ledger has decided, and the hot tier only learns of it: where its PENDING is gone or lapses, a holder's acts
-        // find the claim in the cold ledger. What is taken over stands in the hot tier, and must stand there as decided.
-        let confirmed = self.confirm(items, confirms).await;
-        let mut all = answers.iter().zip(&confirmed);
-        if all.any(|((_, _, _, over), confirmed)| *over && !matches!(confirmed, Confirmed::Yes)) {
-            return Err(undecided(Undecided::Unconfirmed));
-        }
-        for ((at, new, record, _), confirmed) in answers.into_iter().zip(confirmed) {
-            let confirmed = matches!(confirmed, Confirmed::Yes);
-            if !confirmed {
-                self.repeats.offer(Fact::of(items[at].prepared.check.subject.clone(), &record));
+        match decided {
+            Ok(_) => {
+                let answers = give_up(items, Undecided::Contended).into_iter();
+                (true, answers.map(|answer| answer.map(Looked::Verdict).map_err(Refusal::from)).collect())
             }
-            items[at].step = Step::Done(Ok(Verdict::New(NewVerdict { confirmed, ..new })));
+            Err(Stopped::TakenInCold(rows)) => {
+                let mut looked: Vec<Result<Looked, Refusal>> = prepared.iter().map(|_| Ok(Looked::Free)).collect();
+                for (at, row) in rows {
+                    looked[at] = self.looked_at(&prepared[at], &row, now, DecidedBy::Cold);
+                }
+                (false, looked)
+            }
+            Err(Stopped::Undecided(why)) => undecided(why),
+            Err(Stopped::Taken | Stopped::CutOff) => undecided(Undecided::Contended),
         }
-        Ok(())
     }
 
     /// As [`Ledger::look`], where the cold ledger holds what the hot tier does not; the hot tier learns of it.
@@ -337,14 +401,15 @@ impl Ledger {
     ) -> Vec<Result<Looked, Refusal>> {
         let mut looked = self.look(prepared).await;
         let Ok(now) = self.clock.now() else { return looked };
-        let mut heals = Vec::with_capacity(rows.len());
+        let mut fills = Vec::with_capacity(rows.len());
         for (at, row) in rows {
             looked[at] = self.looked_at(&prepared[at], &row, now, DecidedBy::Cold);
-            heals.push(Heal { slot: prepared[at].slot, row });
+            fills.push(Fill { slot: prepared[at].slot, row });
         }
-        for healed in self.hot.heal(&heals).await {
-            if let Err(error) = healed {
-                tracing::warn!(error = chain(&error), "the hot tier may not be healed from the cold ledger");
+        // Nothing was decided: where the hot tier does not learn of it, the next one looks here too.
+        for filled in self.hot.fill(&fills).await {
+            if let Err(error) = filled {
+                tracing::warn!(error = chain(&error), "the hot tier may not know what the cold ledger holds");
             }
         }
         looked
@@ -391,6 +456,7 @@ impl Ledger {
 fn stopped_by(item: &Item<'_, '_>) -> Option<Stopped> {
     match &item.step {
         Step::Count(_) | Step::Mark(_) => Some(Stopped::Taken),
+        Step::Peek => Some(Stopped::CutOff),
         Step::Unreadable => Some(Stopped::Undecided(Undecided::Unsupported)),
         Step::Done(Err(why)) => Some(Stopped::Undecided(*why)),
         Step::Begin
@@ -398,6 +464,7 @@ fn stopped_by(item: &Item<'_, '_>) -> Option<Stopped> {
         | Step::Register(_)
         | Step::Replace(_)
         | Step::TakeOver(_)
+        | Step::Settle(_)
         | Step::Wait
         | Step::Done(Ok(_)) => None,
     }

@@ -59,9 +59,6 @@ pub struct ClaimRow {
     pub record: Record,
 }
 
-/// Where a page of live rows ends; rows come in the order of their subjects.
-pub type LiveCursor = Subject;
-
 /// A registration in history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HistoryRow {
@@ -179,16 +176,26 @@ pub trait ColdLedger: Send + Sync {
     /// for): nothing was written, and the others may succeed without it.
     async fn persist(&self, facts: &[Fact], now: Timestamp) -> Result<Persisted, StoreError>;
 
-    /// Live rows whose window is not over at `now`, in the order of their subjects, after `cursor`.
+    /// Live rows whose window is not over at `now`, newest first, by (first seen, registration id) descending; only rows older
+    /// than `after`, at most `limit` of them and 10,000. None means that there are no more. Registration ids are random: two
+    /// keys do not share one within a millisecond.
     ///
     /// # Errors
     /// [`StoreError`] where the ledger does not answer.
-    async fn live(
+    async fn newest_live(
         &self,
         now: Timestamp,
-        cursor: Option<&LiveCursor>,
+        after: Option<Position>,
         limit: usize,
     ) -> Result<Vec<ClaimRow>, StoreError>;
+
+    /// Removes up to `limit` live rows, and 10,000, that nothing can need any more: their windows, and those of the key's other
+    /// registrations, ended before `ended_before`. Returns how many. A row that was registered again meanwhile stays, one that
+    /// somebody is writing is left for the next time. History is left alone.
+    ///
+    /// # Errors
+    /// [`StoreError`]; repeating it is safe.
+    async fn purge(&self, ended_before: Timestamp, limit: usize) -> Result<u64, StoreError>;
 
     /// History of one key.
     ///

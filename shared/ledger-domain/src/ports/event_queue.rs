@@ -49,6 +49,19 @@ pub trait FactSink: Send + Sync {
     fn offer(&self, fact: Fact);
 }
 
+/// Where messages go that are no facts: nothing can be lost with them, and they must not hold up the rest.
+///
+/// # Contract
+/// `Ok` is durable: the message is kept with the reason for at least 14 days, and is delivered to nobody.
+#[async_trait]
+pub trait PoisonSink: Send + Sync {
+    /// Parks a message.
+    ///
+    /// # Errors
+    /// [`StoreError`]; it may be parked twice then.
+    async fn park(&self, body: &str, reason: &str) -> Result<(), StoreError>;
+}
+
 /// One delivery of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery {

@@ -5,6 +5,7 @@ use async_trait::async_trait;
 use super::StoreError;
 use crate::digest::Slot;
 use crate::hash::PayloadHash;
+use crate::ids::FillPass;
 use crate::record::Record;
 use crate::time::Timestamp;
 use crate::transition::{Amended, Counted, Found, Guard, Sighting, Swapped};
@@ -100,20 +101,61 @@ pub struct Heal {
     pub row: Record,
 }
 
+/// Put a durable row under its key, where nothing newer stands.
+#[derive(Debug, Clone)]
+pub struct Fill {
+    /// The key.
+    pub slot: Slot,
+    /// The row as `dedup_claim` holds it; its window is not over.
+    pub row: Record,
+}
+
+/// What the warm markers of all shards say together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WarmMarker {
+    /// Some shard has none, or one of another server, of another replication history or of before an eviction: it may have
+    /// lost anything.
+    Missing,
+    /// Each shard has stood as it is since this pass began to fill it.
+    Filling(FillPass),
+    /// Each shard has stood as it is since before this pass filled it. That counts only where it is the last pass that began
+    /// ([`super::KeeperState::pass`]): whoever is still connected to a primary that another one took the place of sees its
+    /// marker stand.
+    Warm(FillPass),
+}
+
 /// What the tier says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HotHealth {
-    /// Whether a miss proves that nothing stands there: it never evicts, and has not.
-    pub complete: bool,
-    /// What speaks against it, in words for an operator; empty where `complete`.
+    /// What the warm markers say.
+    pub marker: WarmMarker,
+    /// What else speaks against believing a miss, in words for an operator: a policy that evicts, a server that loads or is no
+    /// primary.
     pub problems: Vec<String>,
 }
 
-/// What this process last heard of the hot tier's health, for the hot path: no I/O.
+impl HotHealth {
+    /// Whether, as far as the tier itself knows, a miss proves that nothing stands there.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        matches!(self.marker, WarmMarker::Warm(_)) && self.problems.is_empty()
+    }
+}
+
+impl HotHealth {
+    /// As [`HotHealth::is_complete`], and by the last pass that began.
+    #[must_use]
+    pub fn is_complete_since(&self, pass: Option<FillPass>) -> bool {
+        self.is_complete() && pass.is_some_and(|pass| self.marker == WarmMarker::Warm(pass))
+    }
+}
+
+/// What this process last heard of the hot tier's completeness, for the hot path: no I/O.
 pub trait HotTrust: Send + Sync {
-    /// Whether a miss proves that nothing stands there. `false` where the last [`HotHealth`] says otherwise or is too old;
-    /// each miss is then settled in the cold ledger.
-    fn vouches_for_misses(&self) -> bool;
+    /// Whether the hot tier is complete: a miss proves that nothing stands there, and a claim stands as it says. `false` where
+    /// the last [`HotHealth`] says otherwise, a cold session is live or not filled from yet, or either is too old or not known;
+    /// misses and hits on claims are then settled in the cold ledger.
+    fn vouches(&self) -> bool;
 }
 
 /// The hot tier.
@@ -151,6 +193,24 @@ pub trait HotTier: Send + Sync {
 
     /// Reads, changing nothing: a peek is never a registration.
     async fn read(&self, slots: &[Slot]) -> Vec<Result<Found, StoreError>>;
+
+    /// Fills keys with durable rows, as [`crate::transition::fill`] says. `true` where it was written; `Ok` either way means that
+    /// nothing older than the row stands there.
+    async fn fill(&self, requests: &[Fill]) -> Vec<Result<bool, StoreError>>;
+
+    /// Puts a marker that a pass begins on every shard, whatever marker stands there. It names the server and the replication
+    /// history that are there now, and how much was evicted, and is lost with anything else that a shard loses.
+    ///
+    /// # Errors
+    /// [`StoreError`]; some shards may have it then.
+    async fn begin_fill(&self, pass: FillPass) -> Result<(), StoreError>;
+
+    /// Makes each shard's marker a warm one, where it is this pass's and the shard stands as it did when the pass began. `false`
+    /// where some shard does not: it lost something since.
+    ///
+    /// # Errors
+    /// [`StoreError`]; some shards may be marked then, which counts for nothing before all are.
+    async fn end_fill(&self, pass: FillPass) -> Result<bool, StoreError>;
 
     /// Heals from durable rows. `true` where the row was written.
     async fn heal(&self, requests: &[Heal]) -> Vec<Result<bool, StoreError>>;

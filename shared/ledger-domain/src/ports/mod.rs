@@ -6,6 +6,7 @@
 
 mod clock;
 mod cold_ledger;
+mod cold_session;
 mod control_plane;
 mod error;
 mod event_queue;
@@ -13,10 +14,12 @@ mod hot_tier;
 
 pub use clock::{Clock, ClockUnknown, Entropy};
 pub use cold_ledger::{
-    ActedCold, ClaimRow, ColdLedger, HistoryPage, HistoryQuery, HistoryRow, LiveCursor, Persisted, Position,
-    Registered, Together,
+    ActedCold, ClaimRow, ColdLedger, HistoryPage, HistoryQuery, HistoryRow, Persisted, Position, Registered, Together,
 };
-pub use control_plane::{ControlPlane, PolicySource};
+pub use cold_session::ColdSessions;
+pub use control_plane::{ColdSession, ControlPlane, KeeperState, PolicySource};
 pub use error::{StoreError, chain};
-pub use event_queue::{Delivery, EventQueue, FactSink, QueueConsumer, QueueDepth};
-pub use hot_tier::{Amend, Begin, Begun, Count, Heal, HotHealth, HotTier, HotTrust, Release, Replace, Settle};
+pub use event_queue::{Delivery, EventQueue, FactSink, PoisonSink, QueueConsumer, QueueDepth};
+pub use hot_tier::{
+    Amend, Begin, Begun, Count, Fill, Heal, HotHealth, HotTier, HotTrust, Release, Replace, Settle, WarmMarker,
+};

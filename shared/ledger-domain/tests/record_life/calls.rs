@@ -128,6 +128,7 @@ impl Calls {
             queue: script.clone(),
             repeats: script.clone(),
             cold: None,
+            sessions: script.clone(),
             policies: script.clone(),
             clock: script.clone(),
             entropy: script.clone(),

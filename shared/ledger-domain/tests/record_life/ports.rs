@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use ledger_domain::ports::{
-    Amend, Begin, Begun, Clock, ClockUnknown, Count, Entropy, EventQueue, FactSink, Heal, HotHealth, HotTier, HotTrust,
-    PolicySource, QueueDepth, Release, Replace, Settle, StoreError,
+    Amend, Begin, Begun, Clock, ClockUnknown, ColdSessions, Count, Entropy, EventQueue, FactSink, Fill, Heal,
+    HotHealth, HotTier, HotTrust, PolicySource, QueueDepth, Release, Replace, Settle, StoreError,
 };
 use ledger_domain::transition::{Amended, Counted, Found, Swapped};
-use ledger_domain::{Fact, Policy, PolicySet, Record, Scope, Slot, Timestamp};
+use ledger_domain::{Fact, FillPass, Policy, PolicySet, Record, Scope, Slot, Timestamp};
 
 use crate::keep::Kept;
 
@@ -169,6 +169,18 @@ impl HotTier for Script {
         }]
     }
 
+    async fn fill(&self, _: &[Fill]) -> Vec<Result<bool, StoreError>> {
+        unreachable!("a call fills from the cold ledger only, and there is none")
+    }
+
+    async fn begin_fill(&self, _: FillPass) -> Result<(), StoreError> {
+        unreachable!("no call marks the hot tier")
+    }
+
+    async fn end_fill(&self, _: FillPass) -> Result<bool, StoreError> {
+        unreachable!("no call marks the hot tier")
+    }
+
     async fn heal(&self, _: &[Heal]) -> Vec<Result<bool, StoreError>> {
         unreachable!("a call heals from the cold ledger only, and there is none")
     }
@@ -208,8 +220,15 @@ impl FactSink for Script {
     }
 }
 
+#[async_trait]
+impl ColdSessions for Script {
+    async fn ensure(&self) -> Result<Timestamp, StoreError> {
+        unreachable!("there is no cold ledger")
+    }
+}
+
 impl HotTrust for Script {
-    fn vouches_for_misses(&self) -> bool {
+    fn vouches(&self) -> bool {
         true
     }
 }

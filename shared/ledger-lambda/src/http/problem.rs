@@ -193,6 +193,7 @@ impl From<Undecided> for Problem {
             Undecided::Pending => "pending",
             Undecided::HotTier => "hot-tier",
             Undecided::ColdLedger => "cold-ledger",
+            Undecided::ColdSession => "cold-session",
             Undecided::Queue => "queue",
             Undecided::TooSlow => "too-slow",
             Undecided::Contended => "contended",

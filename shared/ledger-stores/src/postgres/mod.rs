@@ -6,7 +6,10 @@
 
 mod act;
 mod error;
+mod live;
 mod persist;
+#[cfg(test)]
+mod plan_tests;
 mod register;
 mod row;
 mod search;
@@ -19,7 +22,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use ledger_domain::claim::{Act, ClaimId};
 use ledger_domain::ports::{
-    ActedCold, ClaimRow, ColdLedger, HistoryPage, HistoryQuery, LiveCursor, Persisted, Registered, StoreError, Together,
+    ActedCold, ClaimRow, ColdLedger, HistoryPage, HistoryQuery, Persisted, Position, Registered, StoreError, Together,
 };
 use ledger_domain::{Fact, PayloadHash, Record, Subject, Tenant, Timestamp};
 use sqlx::Postgres;
@@ -87,10 +90,14 @@ impl PostgresLedger {
     /// [`StoreError::DidNotHappen`] where the database does not answer or its schema is not the one expected; each
     /// migration is a transaction, so those before it stand.
     pub async fn migrate(pool: &PgPool) -> Result<(), StoreError> {
-        sqlx::migrate!("../../migrations/postgres")
-            .run(pool)
-            .await
-            .map_err(|e| StoreError::did_not_happen("migrate the cold ledger", e))
+        const OPERATION: &str = "migrate the cold ledger";
+        let mut conn = pool.acquire().await.map_err(|e| StoreError::did_not_happen(OPERATION, e))?;
+        // A run that failed, or was given up in the middle, leaves the lock to its session, and the next one would wait for it
+        // for ever.
+        conn.close_on_drop();
+        // What `run` calls; the future of `run` itself cannot be sent to another thread.
+        let migrated = sqlx::migrate!("../../migrations/postgres").run_direct(None, &mut *conn, false).await;
+        migrated.map_err(|e| StoreError::did_not_happen(OPERATION, e))
     }
 
     /// A connection. Nothing has been sent where there is none.
@@ -202,13 +209,17 @@ impl ColdLedger for PostgresLedger {
         self.persist_facts(facts, now).await
     }
 
-    async fn live(
+    async fn newest_live(
         &self,
         now: Timestamp,
-        cursor: Option<&LiveCursor>,
+        after: Option<Position>,
         limit: usize,
     ) -> Result<Vec<ClaimRow>, StoreError> {
-        self.read_live(now, cursor, limit).await
+        self.read_newest_live(now, after, limit).await
+    }
+
+    async fn purge(&self, ended_before: Timestamp, limit: usize) -> Result<u64, StoreError> {
+        self.purge_claims(ended_before, limit).await
     }
 
     async fn by_key(&self, subject: &Subject, query: &HistoryQuery) -> Result<HistoryPage, StoreError> {

@@ -1,34 +1,14 @@
-//! Reading: live rows, and history by key or by payload.
+//! Reading history, by key or by payload.
 
-use ledger_domain::ports::{ClaimRow, HistoryPage, HistoryQuery, LiveCursor, StoreError};
-use ledger_domain::{PayloadHash, Subject, Tenant, Timestamp};
+use ledger_domain::ports::{HistoryPage, HistoryQuery, StoreError};
+use ledger_domain::{PayloadHash, Subject, Tenant};
 use sqlx::postgres::PgRow;
 
-use super::row::{PgTime, claim_row, history_row};
+use super::row::{PgTime, history_row};
 use super::{PostgresLedger, query, settle, sql};
-use crate::cold::{LIVE_ROWS_MAX, Window};
+use crate::cold::Window;
 
 impl PostgresLedger {
-    pub(super) async fn read_live(
-        &self,
-        now: Timestamp,
-        cursor: Option<&LiveCursor>,
-        limit: usize,
-    ) -> Result<Vec<ClaimRow>, StoreError> {
-        const OPERATION: &str = "read live rows";
-        let limit = i64::try_from(limit.min(LIVE_ROWS_MAX)).unwrap_or(i64::MAX);
-        let statement = match cursor {
-            None => query(sql::LIVE_FIRST).bind(PgTime(now)),
-            Some(Subject { scope, key }) => {
-                query(sql::LIVE_AFTER).bind(PgTime(now)).bind(scope.as_str()).bind(key.as_str()).bind(key.is_parts())
-            }
-        };
-        let mut conn = self.session(OPERATION).await?;
-        let rows = self.within(statement.bind(limit).fetch_all(&mut *conn)).await;
-        let rows = rows.and_then(|rows| rows.iter().map(claim_row).collect());
-        settle(OPERATION, &mut conn, rows)
-    }
-
     pub(super) async fn read_by_key(
         &self,
         subject: &Subject,

@@ -110,21 +110,14 @@ macro_rules! merge_history {
 }
 
 mod claims;
+mod live;
 mod persist;
 
 pub(super) use claims::{FAIL, REGISTER, RENEW, RESOLVE, SIGHT, STANDING};
+pub(super) use live::{NEWEST_BEFORE, NEWEST_LIVE, PURGE};
 pub(super) use persist::{INSERT_CLAIMS, INSERT_HISTORY, LINK, PERSIST_CLAIMS, PERSIST_HISTORY};
 
 pub(super) const ENSURE_MONTH: &str = "SELECT dedup_ensure_month($1, $2)";
-
-/// Live rows after a subject (parameters 2 to 4).
-pub(super) const LIVE_AFTER: &str = "SELECT * FROM dedup_claim \
-     WHERE window_ends_at > $1 AND (scope, key, key_is_parts) > ($2, $3, $4) \
-     ORDER BY scope, key, key_is_parts LIMIT $5";
-
-/// The first live rows.
-pub(super) const LIVE_FIRST: &str =
-    "SELECT * FROM dedup_claim WHERE window_ends_at > $1 ORDER BY scope, key, key_is_parts LIMIT $2";
 
 /// Parameters 4 and 5 bound the first sighting, so that only their months are read; 6 is the id below which rows of the
 /// very last millisecond must be (the page's end), `NULL` for all of them.

@@ -10,7 +10,7 @@ use super::error::unexpected_reply;
 use super::scripts::{AMEND, COUNT, Call, HEAL, RELEASE, REPLACE, SETTLE, Script};
 
 /// The 20 digits of the widest number sent.
-const NUMBER_BYTES: usize = 20;
+pub(super) const NUMBER_BYTES: usize = 20;
 /// A store drops a value this much later than the clock says.
 const GRACE_MS: u64 = EPSILON_MS.unsigned_abs() * 2;
 
@@ -32,6 +32,28 @@ pub(super) trait Command: Sync {
 
     /// What a reply that is no error says.
     fn read_reply(&self, reply: Value) -> Result<Self::Output, RedisError>;
+}
+
+/// A request picked out of a batch.
+impl<C: Command> Command for &C {
+    const OPERATION: &'static str = C::OPERATION;
+    type Output = C::Output;
+
+    fn script() -> Option<&'static Script> {
+        C::script()
+    }
+
+    fn slot(&self) -> &Slot {
+        (**self).slot()
+    }
+
+    fn command(&self, call: Call) -> Cmd {
+        (**self).command(call)
+    }
+
+    fn read_reply(&self, reply: Value) -> Result<C::Output, RedisError> {
+        (**self).read_reply(reply)
+    }
 }
 
 impl Command for Slot {
@@ -348,7 +370,7 @@ fn px_ms(ttl_ms: u64) -> u64 {
     ttl_ms.saturating_add(GRACE_MS)
 }
 
-fn pxat_ms(record: &Record) -> i64 {
+pub(super) fn pxat_ms(record: &Record) -> i64 {
     let end: Timestamp = record.window_ends_at;
     end.as_millis() + EPSILON_MS * 2
 }

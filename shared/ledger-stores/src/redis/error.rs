@@ -3,43 +3,33 @@
 use ::redis::{ErrorKind, RedisError, ServerErrorKind};
 use ledger_domain::ports::StoreError;
 
-/// Who spoke the error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Speaker {
-    /// The one server that the command was sent to, or the connection to it.
-    Server,
-    /// The cluster client. It also fails commands that are under way with the error of its own search for the cluster's
-    /// layout, so only an error that `CLUSTER SLOTS` and connecting cannot give speaks of the command itself.
-    Cluster,
-}
-
 /// Replies by which a server refuses a command before it changes anything, of kinds that the crate does not name: no room
 /// left, too few replicas, cannot persist, another script runs, a value of another type under the key.
 const REFUSALS: [&str; 5] = ["OOM", "NOREPLICAS", "MISCONF", "BUSY", "WRONGTYPE"];
 
 /// The store error of a command that was, or may have been, sent.
-pub(super) fn failed(operation: &'static str, speaker: Speaker, error: RedisError) -> StoreError {
-    if did_not_happen(speaker, &error) {
+pub(super) fn failed(operation: &'static str, error: RedisError) -> StoreError {
+    if did_not_happen(&error) {
         StoreError::did_not_happen(operation, error)
     } else {
         StoreError::may_have_happened(operation, error)
     }
 }
 
-fn did_not_happen(speaker: Speaker, error: &RedisError) -> bool {
+fn did_not_happen(error: &RedisError) -> bool {
     match error.kind() {
-        ErrorKind::Server(kind) => refused(speaker, kind),
+        ErrorKind::Server(kind) => refused(kind),
         ErrorKind::Extension => error.code().is_some_and(|code| REFUSALS.contains(&code)),
         // Connecting was refused: nothing was sent. Any other broken connection, a time-out included, lost the reply.
-        ErrorKind::Io => speaker == Speaker::Server && error.is_connection_refusal(),
-        // Not sent, unless the cluster client says so of a command under way.
+        ErrorKind::Io => error.is_connection_refusal(),
+        // Not sent.
         ErrorKind::ClusterConnectionNotFound
         | ErrorKind::MasterNameNotFoundBySentinel
         | ErrorKind::NoValidReplicasFoundBySentinel
         | ErrorKind::EmptySentinelList
         | ErrorKind::AuthenticationFailed
         | ErrorKind::InvalidClientConfig
-        | ErrorKind::RESP3NotSupported => speaker == Speaker::Server,
+        | ErrorKind::RESP3NotSupported => true,
         // A reply came, but not one we know; or the crate also uses the kind for failures of an open connection.
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType | ErrorKind::Client => false,
         // A kind of a later release: unknown means may have happened.
@@ -47,7 +37,7 @@ fn did_not_happen(speaker: Speaker, error: &RedisError) -> bool {
     }
 }
 
-fn refused(speaker: Speaker, kind: ServerErrorKind) -> bool {
+fn refused(kind: ServerErrorKind) -> bool {
     match kind {
         ServerErrorKind::Moved
         | ServerErrorKind::Ask
@@ -55,10 +45,10 @@ fn refused(speaker: Speaker, kind: ServerErrorKind) -> bool {
         | ServerErrorKind::ClusterDown
         | ServerErrorKind::CrossSlot
         | ServerErrorKind::ReadOnly
-        | ServerErrorKind::NoScript => true,
-        ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown | ServerErrorKind::NoPerm => {
-            speaker == Speaker::Server
-        }
+        | ServerErrorKind::NoScript
+        | ServerErrorKind::BusyLoading
+        | ServerErrorKind::MasterDown
+        | ServerErrorKind::NoPerm => true,
         // ERR says anything, also that a script stopped half-way; the others answer commands that are never sent.
         ServerErrorKind::ResponseError
         | ServerErrorKind::ExecAbort
@@ -104,8 +94,8 @@ mod tests {
             .expect_err("an error reply")
     }
 
-    fn happened(speaker: Speaker, error: RedisError) -> bool {
-        match failed("test", speaker, error) {
+    fn happened(error: RedisError) -> bool {
+        match failed("test", error) {
             StoreError::DidNotHappen { .. } => false,
             StoreError::MayHaveHappened { .. } => true,
             StoreError::Rejected { .. } => panic!("the hot tier refuses no content"),
@@ -114,23 +104,25 @@ mod tests {
 
     #[test]
     fn a_refusal_did_not_happen_and_a_lost_reply_may_have() {
-        for line in
-            ["-OOM no room", "-READONLY a replica", "-MOVED 1 h:1", "-CLUSTERDOWN x", "-NOSCRIPT x", "-NOREPLICAS x"]
-        {
-            assert!(!happened(Speaker::Server, reply(line)), "{line}");
-            assert!(!happened(Speaker::Cluster, reply(line)), "{line}");
-        }
-        for line in ["-LOADING x", "-MASTERDOWN x"] {
-            assert!(!happened(Speaker::Server, reply(line)), "{line}");
-            assert!(happened(Speaker::Cluster, reply(line)), "the layout's error, {line}");
+        for line in [
+            "-OOM no room",
+            "-READONLY a replica",
+            "-MOVED 1 h:1",
+            "-ASK 1 h:1",
+            "-CLUSTERDOWN x",
+            "-NOSCRIPT x",
+            "-NOREPLICAS x",
+            "-LOADING x",
+            "-MASTERDOWN x",
+        ] {
+            assert!(!happened(reply(line)), "{line}");
         }
         for line in ["-ERR anything", "-NEWKIND x"] {
-            assert!(happened(Speaker::Server, reply(line)), "{line}");
+            assert!(happened(reply(line)), "{line}");
         }
         for kind in [io::ErrorKind::TimedOut, io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset] {
-            assert!(happened(Speaker::Server, io::Error::from(kind).into()), "{kind}");
+            assert!(happened(io::Error::from(kind).into()), "{kind}");
         }
-        assert!(!happened(Speaker::Server, io::Error::from(io::ErrorKind::ConnectionRefused).into()));
-        assert!(happened(Speaker::Cluster, io::Error::from(io::ErrorKind::ConnectionRefused).into()));
+        assert!(!happened(io::Error::from(io::ErrorKind::ConnectionRefused).into()));
     }
 }

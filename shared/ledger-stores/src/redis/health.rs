@@ -1,72 +1,76 @@
 //! What the servers say of themselves.
 
-use ::redis::cluster_routing::{MultipleNodeRoutingInfo, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
-use ::redis::{Cmd, InfoDict, RedisResult, Value};
+use ::redis::{Cmd, InfoDict, RedisResult};
+use futures::future::join_all;
 use ledger_domain::Timestamp;
 use ledger_domain::ports::HotHealth;
 
-use super::connect::Live;
-use super::error::unexpected_reply;
+use super::Servers;
+use super::connect::{Live, no_address};
+use super::marker::{parts, together, unserved_slots};
 
-/// Asks every primary. The tier is complete where each is a primary, not loading, with `noeviction` and without an eviction
-/// since its counters began: one that evicted earlier may lack what this process never saw, so it counts as incomplete until
-/// an operator has refilled it and reset its counters (`CONFIG RESETSTAT`).
-pub(super) async fn health(live: &Live) -> RedisResult<HotHealth> {
-    let mut cmd = ::redis::cmd("INFO");
-    cmd.arg("memory").arg("stats").arg("persistence").arg("replication");
-    let primaries = match live.cluster() {
-        None => vec![(String::new(), live.send(&cmd).await?)],
-        Some(mut cluster) => {
-            let everywhere = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
-            by_node(live.note(cluster.route_command(cmd, everywhere).await)?)?
-        }
-    };
+/// Asks every primary: which marker stands, and whether it is a primary, not loading, with `noeviction`. An eviction makes the
+/// marker count for nothing, so that a tier filled again after it is complete again.
+pub(super) async fn health(servers: &Servers) -> RedisResult<HotHealth> {
+    let (parts, unserved) = parts(servers).await?;
     let mut problems = Vec::new();
-    if primaries.is_empty() {
-        problems.push("no primary is known".to_owned());
+    if unserved > 0 {
+        problems.push(unserved_slots(unserved));
     }
-    for (node, info) in primaries {
-        let info: InfoDict = ::redis::from_redis_value(info.extract_error()?)?;
-        problems.extend(
-            problems_of(&info).into_iter().map(
-                |problem| {
-                    if node.is_empty() { problem } else { format!("{node}: {problem}") }
-                },
-            ),
-        );
+    let mut marks = Vec::with_capacity(parts.len());
+    let looks = join_all(parts.iter().map(|part| part.look())).await;
+    for (part, look) in parts.iter().zip(looks) {
+        let (info, mark) = look?;
+        // It was the primary once; another address, or a Sentinel, may lead to who is now.
+        if info.get::<String>("role").is_some_and(|role| role != "master") {
+            part.live.leave();
+        }
+        marks.push(mark);
+        let named = |problem| if part.name.is_empty() { problem } else { format!("{}: {problem}", part.name) };
+        problems.extend(problems_of(&info).into_iter().map(named));
     }
-    Ok(HotHealth { complete: problems.is_empty(), problems })
+    Ok(HotHealth { marker: together(&marks), problems })
 }
 
-/// The server's time; of a cluster, that of the primary of its first hash slot.
-pub(super) async fn time(live: &Live) -> RedisResult<Timestamp> {
-    let cmd: Cmd = ::redis::cmd("TIME");
-    let reply = match live.cluster() {
-        None => live.send(&cmd).await?,
-        Some(mut cluster) => {
-            let first = RoutingInfo::SingleNode(SingleNodeRoutingInfo::SpecificNode(Route::new(0, SlotAddr::Master)));
-            live.note(cluster.route_command(cmd, first).await.and_then(Value::extract_error))?
-        }
+/// The server's time; of a cluster, that of the first shard, by hash slot, that answers.
+pub(super) async fn time(servers: &Servers) -> RedisResult<Timestamp> {
+    let cluster = match servers {
+        Servers::One(connector) => return time_of(&*connector.live().await?).await,
+        Servers::Cluster(cluster) => cluster,
     };
-    let (seconds, micros): (i64, i64) = ::redis::from_redis_value(reply)?;
+    let mut outcome = Err(no_address());
+    for shard in cluster.layout().await?.shards() {
+        let asked = async { time_of(&*cluster.node(&shard.primary)?.live().await?).await };
+        outcome = asked.await;
+        if outcome.is_ok() {
+            break;
+        }
+        cluster.suspect();
+    }
+    outcome
+}
+
+async fn time_of(live: &Live) -> RedisResult<Timestamp> {
+    let cmd: Cmd = ::redis::cmd("TIME");
+    let (seconds, micros): (i64, i64) = ::redis::from_redis_value(live.send(&cmd).await?)?;
     Ok(Timestamp::from_millis(seconds.saturating_mul(1_000).saturating_add(micros / 1_000)))
 }
 
-fn by_node(reply: Value) -> RedisResult<Vec<(String, Value)>> {
-    let Value::Map(nodes) = reply else { return Err(unexpected_reply()) };
-    nodes.into_iter().map(|(node, info)| Ok((::redis::from_redis_value(node)?, info))).collect()
-}
-
 fn problems_of(info: &InfoDict) -> Vec<String> {
-    let expected = [("maxmemory_policy", "noeviction"), ("evicted_keys", "0"), ("loading", "0"), ("role", "master")];
-    expected
+    let expected = [("maxmemory_policy", "noeviction"), ("loading", "0"), ("role", "master")];
+    let mut problems: Vec<String> = expected
         .into_iter()
         .filter_map(|(field, wanted)| match info.get::<String>(field) {
             Some(value) if value == wanted => None,
             Some(value) => Some(format!("{field} is {value}, expected {wanted}")),
             None => Some(format!("{field} is not said, expected {wanted}")),
         })
-        .collect()
+        .collect();
+    // What a marker names; without these none can count.
+    let named = ["run_id", "master_replid", "evicted_keys"].into_iter();
+    problems
+        .extend(named.filter(|field| info.get::<String>(field).is_none()).map(|field| format!("{field} is not said")));
+    problems
 }
 
 #[cfg(test)]
@@ -75,14 +79,16 @@ mod tests {
 
     #[test]
     fn each_thing_that_speaks_against_completeness_is_named() {
-        let good = "maxmemory_policy:noeviction\r\nevicted_keys:0\r\nloading:0\r\nrole:master\r\n";
+        let good = "run_id:a\r\nmaster_replid:b\r\nevicted_keys:3\r\nmaxmemory_policy:noeviction\r\nloading:0\r\nrole:master\r\n";
         assert_eq!(problems_of(&InfoDict::new(good)), Vec::<String>::new());
         for (from, to) in [
             ("noeviction", "allkeys-lru"),
-            ("evicted_keys:0", "evicted_keys:3"),
             ("loading:0", "loading:1"),
             ("role:master", "role:slave"),
             ("loading:0\r\n", ""),
+            ("run_id:a\r\n", ""),
+            ("master_replid:b\r\n", ""),
+            ("evicted_keys:3\r\n", ""),
         ] {
             assert_eq!(problems_of(&InfoDict::new(&good.replace(from, to))).len(), 1, "{to}");
         }

@@ -2,31 +2,37 @@
 //!
 //! A slot's sixteen bytes are its key, [`ledger_domain::value`]'s layout is its value. A process has one connection (to each
 //! node of a cluster), and concurrent requests share it. Nothing whose reply was lost is sent again: the caller is told that
-//! it may have happened.
+//! it may have happened. No call takes longer than connecting and one reply may; twice that where somebody has to be asked first who the
+//! primary is, or nodes of a cluster send requests on.
 
+mod cluster;
 mod command;
 mod connect;
 mod error;
+mod fill;
 mod health;
+mod layout;
+mod marker;
+mod routed;
 mod scripts;
 mod url;
 
-use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
 use ::redis::{ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 use async_trait::async_trait;
-use futures::future::join_all;
 use ledger_domain::ports::{
-    Amend, Begin, Begun, Count, Heal, HotHealth, HotTier, Release, Replace, Settle, StoreError,
+    Amend, Begin, Begun, Count, Fill, Heal, HotHealth, HotTier, Release, Replace, Settle, StoreError,
 };
 use ledger_domain::transition::{Amended, Counted, Found, Swapped};
-use ledger_domain::{Slot, Timestamp};
+use ledger_domain::{FillPass, Slot, Timestamp};
 
+use self::cluster::Cluster;
 use self::command::Command;
-use self::connect::{Connector, Live};
-use self::error::{Speaker, failed};
-use self::scripts::{Call, Script};
+use self::connect::{Connector, Live, no_address};
+use self::error::failed;
+use self::scripts::Call;
 pub use self::url::{RedisUrl, RedisUrlError, Topology};
 
 /// Why a hot tier could not be set up.
@@ -46,7 +52,15 @@ pub enum RedisSetupError {
 /// The hot tier on Redis.
 pub struct RedisHotTier {
     url: RedisUrl,
-    connector: Connector,
+    servers: Servers,
+}
+
+/// Where the tier is.
+enum Servers {
+    /// On one server, which may be another after a fail-over.
+    One(Box<Connector>),
+    /// Spread over a cluster's primaries.
+    Cluster(Arc<Cluster>),
 }
 
 impl fmt::Debug for RedisHotTier {
@@ -66,49 +80,68 @@ impl RedisHotTier {
             std::fs::read(path).map_err(|error| RedisSetupError::CaFile(path.clone(), error))
         };
         let ca_pem = url.ca_file.as_ref().map(read).transpose()?;
-        let connector = Connector::new(&url, ca_pem)?;
-        Ok(Self { url, connector })
-    }
-
-    async fn live(&self, operation: &'static str) -> Result<std::sync::Arc<Live>, StoreError> {
-        if let Some(live) = self.connector.current() {
-            return Ok(live);
-        }
-        // Connecting is rare and its future large, so it has a place of its own. Without a connection nothing was sent.
-        Box::pin(self.connector.get()).await.map_err(|error| StoreError::did_not_happen(operation, error))
+        let servers = match &url.topology {
+            Topology::Single => {
+                let address = url.nodes.first().ok_or_else(no_address)?;
+                Servers::One(Box::new(Connector::to(&url, address, ca_pem)?))
+            }
+            Topology::Sentinel(name) => Servers::One(Box::new(Connector::to_primary(&url, name, ca_pem)?)),
+            Topology::Cluster => Servers::Cluster(Arc::new(Cluster::new(&url, ca_pem)?)),
+        };
+        Ok(Self { url, servers })
     }
 
     async fn all<C: Command>(&self, requests: &[C]) -> Vec<Result<C::Output, StoreError>> {
         if requests.is_empty() {
             return Vec::new();
         }
-        let live = match self.live(C::OPERATION).await {
+        let connector = match &self.servers {
+            Servers::One(connector) => connector,
+            // A large future, in which that of one command would be lost.
+            Servers::Cluster(cluster) => {
+                let replies = Box::pin(routed::routed(cluster, requests)).await;
+                return requests.iter().zip(replies).map(|(request, reply)| outcome(request, reply?)).collect();
+            }
+        };
+        let live = match connector.live().await {
             Ok(live) => live,
-            Err(error) => return requests.iter().map(|_| Err(error.clone())).collect(),
+            Err(error) => {
+                let error = StoreError::did_not_happen(C::OPERATION, error);
+                return requests.iter().map(|_| Err(error.clone())).collect();
+            }
         };
         match requests {
-            [request] => vec![one(&live, request).await],
-            // Large futures, in which that of one command would be lost.
-            _ if live.speaker() == Speaker::Cluster => Box::pin(by_slot(&live, requests)).await,
-            _ => Box::pin(pipelined(&live, requests)).await,
+            [request] => vec![outcome(request, one(&live, request).await)],
+            _ => {
+                let replies = Box::pin(pipelined(&live, requests)).await;
+                requests.iter().zip(replies).map(|(request, reply)| outcome(request, reply?)).collect()
+            }
         }
     }
 }
 
+/// Sends requests on one connection, all at once.
+async fn exchange<C: Command>(live: &Live, requests: &[C]) -> Vec<Reply> {
+    match requests {
+        [request] => vec![Ok(one(live, request).await)],
+        _ => pipelined(live, requests).await,
+    }
+}
+
 /// One command, no pipeline around it.
-async fn one<C: Command>(live: &Live, request: &C) -> Result<C::Output, StoreError> {
+async fn one<C: Command>(live: &Live, request: &C) -> RedisResult<Value> {
     let mut reply = live.send(&request.command(Call::ByDigest)).await;
     if C::script().is_some() && reply.as_ref().is_err_and(is_no_script) {
         // Once for a server; in a place of its own, it does not weigh on every other call.
         let by_text = request.command(Call::ByText);
         reply = Box::pin(live.send(&by_text)).await;
     }
-    outcome(live, request, reply)
+    reply
 }
 
 /// All at once. Where this connection has not called the script in a pipeline before, the first call leaves it with the
 /// server for the others.
-async fn pipelined<C: Command>(live: &Live, requests: &[C]) -> Vec<Result<C::Output, StoreError>> {
+async fn pipelined<C: Command>(live: &Live, requests: &[C]) -> Vec<Reply> {
     let script = C::script();
     let known = script.is_none_or(|script| script.is_in(live.loaded()));
     let mut replies = send_all(live, requests, if known { Call::ByDigest } else { Call::ByText }).await;
@@ -117,19 +150,22 @@ async fn pipelined<C: Command>(live: &Live, requests: &[C]) -> Vec<Result<C::Out
         // The server has lost it since (SCRIPT FLUSH): what it refused did not happen, and is sent again. Not so what a later
         // request on the same slot has overtaken, for these take effect in their order.
         let is_refused = |reply: &Reply| matches!(reply, Ok(Err(error)) if is_no_script(error));
-        let is_overtaken = |index: usize| {
-            let mut later = requests.iter().zip(&replies).skip(index + 1);
-            later.any(|(request, reply)| request.slot() == requests[index].slot() && !is_refused(reply))
-        };
+        let refused = |index: usize| is_refused(&replies[index]);
         let again: Vec<usize> =
-            (0..replies.len()).filter(|index| is_refused(&replies[*index]) && !is_overtaken(*index)).collect();
+            (0..replies.len()).filter(|index| refused(*index) && !overtaken(requests, *index, refused)).collect();
         if !again.is_empty() {
-            let picked: Vec<_> = again.iter().map(|index| Pick(&requests[*index])).collect();
+            let picked: Vec<&C> = again.iter().map(|index| &requests[*index]).collect();
             let second = send_all(live, &picked, Call::ByText).await;
             again.into_iter().zip(second).for_each(|(index, reply)| replies[index] = reply);
         }
     }
-    requests.iter().zip(replies).map(|(request, reply)| outcome(live, request, reply?)).collect()
+    replies
+}
+
+/// Whether a later request on the slot of the one at `index` was not refused.
+fn overtaken<C: Command>(requests: &[C], index: usize, refused: impl Fn(usize) -> bool) -> bool {
+    let mut later = requests.iter().enumerate().skip(index + 1);
+    later.any(|(later, request)| request.slot() == requests[index].slot() && !refused(later))
 }
 
 /// The reply to one command of a pipeline, or why none is known.
@@ -144,62 +180,18 @@ async fn send_all<C: Command>(live: &Live, requests: &[C], first: Call) -> Vec<R
     let error = match live.send_all(&pipeline).await {
         Ok(replies) if replies.len() == requests.len() => return replies.into_iter().map(Ok).collect(),
         Ok(_) => error::unexpected_reply(),
-        // In a cluster the error of one command stands for all of them, and those before it happened.
         Err(error) => error,
     };
-    let error = StoreError::may_have_happened(C::OPERATION, error);
-    requests.iter().map(|_| Err(error.clone())).collect()
+    requests.iter().map(|_| Err(unknown::<C>(error.clone()))).collect()
 }
 
-/// In a cluster: each slot's first request at once, and what repeats a slot at once after it; two round trips at most.
-async fn by_slot<C: Command>(live: &Live, requests: &[C]) -> Vec<Result<C::Output, StoreError>> {
-    let mut slots: HashMap<&Slot, Vec<usize>> = HashMap::with_capacity(requests.len());
-    for (index, request) in requests.iter().enumerate() {
-        slots.entry(request.slot()).or_default().push(index);
-    }
-    let in_order = slots.into_values().map(|indexes| async move {
-        let group: Vec<Pick<'_, C>> = indexes.iter().filter_map(|index| requests.get(*index)).map(Pick).collect();
-        let mut outcomes = Vec::with_capacity(group.len());
-        if let Some((Pick(first), repeats)) = group.split_first() {
-            outcomes.push(one(live, *first).await);
-            if !repeats.is_empty() {
-                outcomes.extend(pipelined(live, repeats).await);
-            }
-        }
-        indexes.into_iter().zip(outcomes)
-    });
-    let mut results: Vec<(usize, Result<C::Output, StoreError>)> =
-        join_all(in_order).await.into_iter().flatten().collect();
-    results.sort_unstable_by_key(|(index, _)| *index);
-    results.into_iter().map(|(_, result)| result).collect()
+/// It was sent, and nobody knows what came of it.
+fn unknown<C: Command>(error: RedisError) -> StoreError {
+    StoreError::may_have_happened(C::OPERATION, error)
 }
 
-/// A request picked out of a batch.
-struct Pick<'a, C>(&'a C);
-
-impl<C: Command> Command for Pick<'_, C> {
-    const OPERATION: &'static str = C::OPERATION;
-    type Output = C::Output;
-
-    fn script() -> Option<&'static Script> {
-        C::script()
-    }
-
-    fn slot(&self) -> &Slot {
-        self.0.slot()
-    }
-
-    fn command(&self, call: Call) -> ::redis::Cmd {
-        self.0.command(call)
-    }
-
-    fn read_reply(&self, reply: Value) -> Result<C::Output, RedisError> {
-        self.0.read_reply(reply)
-    }
-}
-
-fn outcome<C: Command>(live: &Live, request: &C, reply: RedisResult<Value>) -> Result<C::Output, StoreError> {
-    reply.and_then(|reply| request.read_reply(reply)).map_err(|error| failed(C::OPERATION, live.speaker(), error))
+fn outcome<C: Command>(request: &C, reply: RedisResult<Value>) -> Result<C::Output, StoreError> {
+    reply.and_then(|reply| request.read_reply(reply)).map_err(|error| failed(C::OPERATION, error))
 }
 
 fn is_no_script(error: &RedisError) -> bool {
@@ -236,17 +228,27 @@ impl HotTier for RedisHotTier {
         self.all(slots).await
     }
 
+    async fn fill(&self, requests: &[Fill]) -> Vec<Result<bool, StoreError>> {
+        fill::fill(self, requests).await
+    }
+
+    async fn begin_fill(&self, pass: FillPass) -> Result<(), StoreError> {
+        marker::begin_fill(&self.servers, pass).await
+    }
+
+    async fn end_fill(&self, pass: FillPass) -> Result<bool, StoreError> {
+        marker::end_fill(&self.servers, pass).await
+    }
+
     async fn heal(&self, requests: &[Heal]) -> Vec<Result<bool, StoreError>> {
         self.all(requests).await
     }
 
     async fn time(&self) -> Result<Timestamp, StoreError> {
-        let live = self.live("ask the hot tier's time").await?;
-        health::time(&live).await.map_err(|error| failed("ask the hot tier's time", live.speaker(), error))
+        health::time(&self.servers).await.map_err(|error| failed("ask the hot tier's time", error))
     }
 
     async fn health(&self) -> Result<HotHealth, StoreError> {
-        let live = self.live("ask the hot tier's health").await?;
-        health::health(&live).await.map_err(|error| failed("ask the hot tier's health", live.speaker(), error))
+        health::health(&self.servers).await.map_err(|error| failed("ask the hot tier's health", error))
     }
 }

@@ -9,6 +9,10 @@ const SCHEMES: &str =
 const PARAMETERS: &str = "connect_timeout_ms, response_timeout_ms and (with TLS) ca_file, each at most once";
 const DEFAULT_PORT: u16 = 6379;
 const DEFAULT_SENTINEL_PORT: u16 = 26379;
+/// How long a new connection may take where the URL does not say, in milliseconds.
+const CONNECT_TIMEOUT_MS: u64 = 80;
+/// How long a reply may take where the URL does not say, in milliseconds.
+const RESPONSE_TIMEOUT_MS: u64 = 80;
 /// The longest time-out accepted, in milliseconds: a check must answer within seconds.
 const TIMEOUT_MAX_MS: u64 = 60_000;
 /// The most addresses accepted.
@@ -43,8 +47,8 @@ pub enum Topology {
 /// redis+sentinel://[USER[:PASSWORD]@]HOST[:PORT],.../NAME[/DB][?...]     Sentinels, port 26379
 /// ```
 /// `rediss` in place of `redis` asks for TLS, also to Sentinels. User and password are those of the servers (not of the
-/// Sentinels), percent-encoded; `:PASSWORD@` alone is the default user's. Parameters: `connect_timeout_ms` (250: a new
-/// connection in one region takes a few milliseconds, with TLS tens), `response_timeout_ms` (500: a command takes about one
+/// Sentinels), percent-encoded; `:PASSWORD@` alone is the default user's. Parameters: `connect_timeout_ms` (80: a new
+/// connection in one region takes a few milliseconds, with TLS tens), `response_timeout_ms` (80: a command takes about one
 /// millisecond, and what waits longer is better decided by the cold ledger), each 1 to 60,000; `ca_file`, a PEM file of the
 /// certificate authorities to trust in place of the public ones. Anything else is refused.
 #[derive(Clone, PartialEq, Eq)]
@@ -61,8 +65,8 @@ pub struct RedisUrl {
     pub password: Option<String>,
     /// The database's number; 0 in a cluster.
     pub db: i64,
-    /// How long a new connection to one server may take, authentication included. Finding a cluster's layout may take four
-    /// of it, asking Sentinels one for each.
+    /// How long a new connection to one server may take, authentication included. Sentinels are asked for as long, all at
+    /// once, before it.
     pub connect_timeout: Duration,
     /// How long a reply may take.
     pub response_timeout: Duration,
@@ -130,8 +134,8 @@ impl RedisUrl {
             username,
             password,
             db,
-            connect_timeout: Duration::from_millis(250),
-            response_timeout: Duration::from_millis(500),
+            connect_timeout: Duration::from_millis(CONNECT_TIMEOUT_MS),
+            response_timeout: Duration::from_millis(RESPONSE_TIMEOUT_MS),
             ca_file: None,
         };
         parsed.read_parameters(query)?;
@@ -245,6 +249,8 @@ mod tests {
     fn reads_each_topology() {
         let single = parsed("redis://h");
         assert_eq!((single.topology, single.tls, single.db), (Topology::Single, false, 0));
+        let tens = (Duration::from_millis(80), Duration::from_millis(80));
+        assert_eq!((single.connect_timeout, single.response_timeout), tens);
         assert_eq!(single.nodes, [("h".to_owned(), 6379)]);
         assert_eq!(parsed("rediss://h:1/7").db, 7);
         let cluster = parsed("rediss+cluster://u:p@a:1,b,[::1]:3");

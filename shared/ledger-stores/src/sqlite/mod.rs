@@ -13,7 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use ledger_domain::claim::{Act, ClaimId};
 use ledger_domain::ports::{
-    ActedCold, ClaimRow, ColdLedger, HistoryPage, HistoryQuery, LiveCursor, Persisted, Registered, StoreError, Together,
+    ActedCold, ClaimRow, ColdLedger, HistoryPage, HistoryQuery, Persisted, Position, Registered, StoreError, Together,
 };
 use ledger_domain::{Fact, PayloadHash, Record, Subject, Tenant, Timestamp};
 use sqlx::sqlite::{
@@ -23,12 +23,24 @@ use sqlx::{Sqlite, Transaction};
 
 use self::error::map;
 use self::row::{claim_row, history_row, time};
-use crate::cold::{LIVE_ROWS_MAX, Window, check_plausible, coalesce, won_after};
+use crate::cold::{NEWEST, Window, check_plausible, coalesce, live_rows, won_after};
 
 /// How long a writer waits for another one.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Readers and writers open at once.
 const MAX_CONNECTIONS: u32 = 4;
+
+/// Live rows older than a place (parameters 2 and 3) whose window is not over at 1, newest first.
+const NEWEST_LIVE: &str = "SELECT * FROM dedup_claim \
+     WHERE window_ends_at > ?1 AND (first_seen_at, registration_id) < (?2, ?3) \
+     ORDER BY first_seen_at DESC, registration_id DESC LIMIT ?4";
+
+/// Removes rows of keys all of whose windows ended before 1. History, from which false NEWs are told here, has them all.
+const PURGE: &str = "DELETE FROM dedup_claim WHERE rowid IN ( \
+     SELECT c.rowid FROM dedup_claim c WHERE c.window_ends_at < ?1 AND NOT EXISTS ( \
+         SELECT 1 FROM dedup_ledger l WHERE l.scope = c.scope AND l.key = c.key AND l.key_is_parts = c.key_is_parts \
+                                        AND l.window_ends_at >= ?1) \
+     ORDER BY c.window_ends_at LIMIT ?2)";
 
 /// The cold ledger in one SQLite file.
 #[derive(Debug, Clone)]
@@ -181,28 +193,34 @@ impl ColdLedger for SqliteLedger {
         work.await.map_err(|e| map(OPERATION, e))
     }
 
-    async fn live(
+    async fn newest_live(
         &self,
         now: Timestamp,
-        cursor: Option<&LiveCursor>,
+        after: Option<Position>,
         limit: usize,
     ) -> Result<Vec<ClaimRow>, StoreError> {
-        // Every subject comes after the empty one.
-        let (scope, key, is_parts) = cursor
-            .map_or(("", "", false), |subject| (subject.scope.as_str(), subject.key.as_str(), subject.key.is_parts()));
-        let rows = sqlx::query(
-            "SELECT * FROM dedup_claim WHERE window_ends_at > ?1 AND (scope, key, key_is_parts) > (?2, ?3, ?4) \
-             ORDER BY scope, key, key_is_parts LIMIT ?5",
-        )
-        .bind(now.as_millis())
-        .bind(scope)
-        .bind(key)
-        .bind(is_parts)
-        .bind(i64::try_from(limit.min(LIVE_ROWS_MAX)).unwrap_or(i64::MAX))
-        .fetch_all(&self.pool)
-        .await;
+        let before = after.unwrap_or(NEWEST);
+        let rows = sqlx::query(NEWEST_LIVE)
+            .bind(now.as_millis())
+            .bind(before.first_seen_at.as_millis())
+            .bind(before.registration_id.as_bytes().as_slice())
+            .bind(live_rows(limit))
+            .fetch_all(&self.pool)
+            .await;
         let rows = rows.and_then(|rows| rows.iter().map(claim_row).collect());
         rows.map_err(|e| map("read live rows", e))
+    }
+
+    async fn purge(&self, ended_before: Timestamp, limit: usize) -> Result<u64, StoreError> {
+        const OPERATION: &str = "purge the embedded cold ledger";
+        let mut tx = self.begin(OPERATION).await?;
+        let work = async {
+            let purge = sqlx::query(PURGE).bind(ended_before.as_millis()).bind(live_rows(limit));
+            let purged = purge.execute(&mut *tx).await?.rows_affected();
+            tx.commit().await?;
+            Ok(purged)
+        };
+        work.await.map_err(|e| map(OPERATION, e))
     }
 
     async fn by_key(&self, subject: &Subject, query: &HistoryQuery) -> Result<HistoryPage, StoreError> {

@@ -6,6 +6,7 @@
 pub mod acts;
 pub mod claims;
 pub mod false_new;
+pub mod keep;
 pub mod lives;
 pub mod model;
 pub mod persist;
@@ -144,7 +145,7 @@ pub async fn history(ledger: &dyn ColdLedger, subject: &Subject) -> Vec<HistoryR
 /// A key's live row, where its window is not over at `at`.
 #[allow(clippy::expect_used, reason = "a case fails where its ledger does")]
 pub async fn live(ledger: &dyn ColdLedger, subject: &Subject, at: Timestamp) -> Option<Record> {
-    let rows = ledger.live(at, None, 10_000).await.expect("live rows");
+    let rows = ledger.newest_live(at, None, 10_000).await.expect("live rows");
     rows.into_iter().find(|row| row.subject == *subject).map(|row| row.record)
 }
 
@@ -246,7 +247,15 @@ macro_rules! cold_ledger_conformance {
             search::history_pages_are_newest_first_also_among_equal_times,
             search::from_is_inclusive_and_to_exclusive,
             search::tenants_do_not_see_each_other_by_payload,
-            search::live_rows_come_in_order_and_end_with_their_window,
+            keep::live_rows_come_newest_first_and_end_with_their_window,
+            keep::live_rows_are_found_behind_long_gaps_and_many_ended_ones,
+            keep::live_rows_come_as_they_stand,
+            keep::rows_that_arrive_while_pages_are_read_are_no_part_of_them,
+            keep::a_purge_removes_what_ended_before_and_nothing_else,
+            keep::a_purge_is_bounded_and_comes_to_an_end,
+            keep::a_purge_waits_for_the_windows_of_the_keys_other_registrations,
+            keep::what_was_purged_registers_anew_and_late_facts_still_merge,
+            keep::a_purge_beside_writers_removes_no_row_that_was_registered_again,
             search::the_watermark_never_moves_back,
             search::the_ledger_tells_its_time,
         }

@@ -223,7 +223,9 @@ pub async fn a_large_batch_is_one_call(place: Place) {
     assert_eq!(persisted.claims.len(), 1_000);
     assert!(persisted.claims.is_sorted_by(|a, b| a.subject < b.subject));
     assert!(persisted.claims.iter().all(|claim| claim.record.retry_count == 2));
-    assert_eq!(place.b.live(now(), None, 10_000).await.expect("live rows"), persisted.claims);
+    let mut live = place.b.newest_live(now(), None, 10_000).await.expect("live rows");
+    live.sort_by(|a, b| a.subject.cmp(&b.subject));
+    assert_eq!(live, persisted.claims);
 }
 
 /// Writers that take the same keys in opposite orders, while others register them, all come to an end, and no count is

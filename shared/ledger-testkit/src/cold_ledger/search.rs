@@ -2,7 +2,7 @@
 #![allow(clippy::expect_used, reason = "a case fails where its ledger does")]
 
 use ledger_domain::ports::{HistoryPage, HistoryQuery, Position};
-use ledger_domain::{MessageKey, PayloadHash, Record, Subject, Tenant, Timestamp};
+use ledger_domain::{PayloadHash, Record, Subject, Tenant, Timestamp};
 
 use super::{Place, all, fact, now, registration, subject};
 
@@ -92,38 +92,6 @@ pub async fn tenants_do_not_see_each_other_by_payload(place: Place) {
         let found: Vec<_> = page.rows.iter().map(|row| row.subject.scope.as_str()).collect();
         assert_eq!(found, expected, "{name}");
     }
-}
-
-/// Live rows come in the order of their subjects, page by page; those whose window is over at the time asked do not.
-pub async fn live_rows_come_in_order_and_end_with_their_window(place: Place) {
-    let parts = |parts: &[&str]| Subject { key: MessageKey::parts(parts).expect("parts"), ..subject("a:x", "k") };
-    let tuple = parts(&["a", "b"]);
-    let mut keys = vec![
-        subject("b:x", "1"),
-        subject("a:x", "B"),
-        subject("a:x", "a"),
-        subject("a:x", "\u{e9}"),
-        subject("a:x", tuple.key.as_str()),
-        tuple,
-        subject("a:Y", "1"),
-    ];
-    let mut facts: Vec<_> = keys.iter().map(|key| fact(key, &registration(1, now(), 60))).collect();
-    facts.push(fact(&subject("a:x", "over"), &registration(1, now(), 10)));
-    place.a.persist(&facts, now()).await.expect("persisted");
-    keys.sort();
-    for limit in [1, 2, 3, 100] {
-        let mut seen: Vec<Subject> = Vec::new();
-        loop {
-            let rows = place.b.live(now().plus_seconds(10), seen.last(), limit).await.expect("live rows");
-            assert!(rows.len() <= limit);
-            if rows.is_empty() {
-                break;
-            }
-            seen.extend(rows.into_iter().map(|row| row.subject));
-        }
-        assert_eq!(seen, keys, "limit {limit}");
-    }
-    assert_eq!(place.a.live(now().plus_seconds(60), None, 100).await.expect("live rows"), []);
 }
 
 /// The time up to which facts are drained: none at first, and later only later.

@@ -384,11 +384,8 @@ pub async fn a_stored_response_is_kept_and_counted_over(place: &Place) {
     assert!(place.value(slot).await == Some(value::encode(&record)));
 }
 
-/// The fixture evicts nothing, so its misses prove absence; and its time passes on both handles alike.
-pub async fn it_is_complete_and_tells_the_time(place: &Place) {
-    let health = place.first.health().await.expect("the tier answers");
-    assert!(health.complete, "{:?}", health.problems);
-    assert!(health.problems.is_empty());
+/// Its time passes on both handles alike.
+pub async fn it_tells_the_time(place: &Place) {
     let (earlier, later) = (place.first.time().await, place.second.time().await);
     assert!(earlier.expect("the tier answers") <= later.expect("the tier answers"));
 }

@@ -11,6 +11,7 @@
 mod batches;
 mod cases;
 mod claims;
+mod fills;
 mod random;
 mod raw;
 
@@ -26,6 +27,7 @@ use ledger_domain::{
 pub use batches::*;
 pub use cases::*;
 pub use claims::*;
+pub use fills::*;
 pub use random::random_operations_do_what_the_model_does;
 pub use raw::{MemoryRaw, Raw, RawAccess, RedisRaw};
 
@@ -101,8 +103,15 @@ macro_rules! hot_tier_suite {
             repeats_of_a_slot_in_a_batch_take_effect_in_order
             an_items_failure_to_swap_is_its_own
             an_empty_batch_answers_nothing
+            fill_writes_over_nothing_and_what_is_older_only
+            what_a_fill_replaced_is_not_confirmed
+            fills_lose_no_sighting_counted_in_between
+            fills_and_amends_at_once_lose_neither
+            fills_with_large_answers_are_all_written
+            a_batch_of_1000_fills_and_repeats_takes_effect_in_order
+            the_markers_say_missing_then_filling_then_warm
             random_operations_do_what_the_model_does
-            it_is_complete_and_tells_the_time
+            it_tells_the_time
         }
     };
     ($place:path; $($case:ident)+) => {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ledger_domain::ports::{
-    Amend, Begin, Begun, Count, Entropy as _, Heal, HotTier, Release, Replace, Settle, StoreError,
+    Amend, Begin, Begun, Count, Entropy as _, Fill, Heal, HotTier, Release, Replace, Settle, StoreError,
 };
 use ledger_domain::transition::{self, Counted, Found, Guard, Sighting};
 use ledger_domain::{
@@ -100,7 +100,7 @@ async fn take_step(
     let standing = found(model, slot);
     let record = draw.record();
     let guard = draw.guard(&standing);
-    match draw.entropy.below(14) {
+    match draw.entropy.below(15) {
         0 | 1 => {
             let begun = tier.begin(&[Begin { slot, pending: record.clone(), ttl_ms: TTL_MS }]).await;
             let expected = match transition::begin(standing, &record) {
@@ -136,8 +136,14 @@ async fn take_step(
             written.iter().for_each(|written| write(model, slot, written));
             told(swapped, &expected, &format!("{context}: replace"))
         }
-        7 => {
-            if draw.entropy.one_in(2) {
+        7 | 8 => {
+            if draw.entropy.one_in(3) {
+                let row = draw.fillable(record, &standing);
+                let filled = tier.fill(&[Fill { slot, row: row.clone() }]).await;
+                let expected = transition::fill(&standing, &row);
+                expected.iter().for_each(|written| write(model, slot, written));
+                told(filled, &expected.is_some(), &format!("{context}: fill"))
+            } else if draw.entropy.one_in(2) {
                 let released = tier.release(&[Release { slot, guard }]).await;
                 if transition::release(&standing, &guard) {
                     model.remove(&slot);
@@ -151,7 +157,7 @@ async fn take_step(
                 told(healed, &expected.is_some(), &format!("{context}: heal"))
             }
         }
-        8..=12 => {
+        9..=13 => {
             let (read, to, sighting) = (draw.amendable(&standing), draw.amendable(&standing), draw.sighting());
             let request = Amend { slot, read, to, sighting };
             let amended = tier.amend(std::slice::from_ref(&request)).await;
@@ -320,6 +326,13 @@ impl Draw {
         Record { registration_id: guard.registration_id, attempt, nonce, ..record }
     }
 
+    /// A row as `dedup_claim` may hold it: any, or of the registration that stands and mostly as it stands.
+    fn fillable(&self, record: Record, standing: &Found) -> Record {
+        let drawn = if self.entropy.one_in(3) { record } else { self.amendable(standing) };
+        let state = if drawn.state == State::Pending { State::Registered } else { drawn.state };
+        Record { state, undurable: false, take_over: None, ..drawn }
+    }
+
     /// A value with a byte changed, cut or added; one that reads back is as a writer would have written it.
     fn planted(&self) -> Vec<u8> {
         loop {
@@ -332,6 +345,8 @@ impl Draw {
             }
             match value::decode(&bytes) {
                 Ok(record) if value::encode(&record) != bytes => {}
+                // Settled or filled over, it would be gone at once by the tier's own clock.
+                Ok(record) if record.window_ends_at < self.now.plus_seconds(TTL_MS.div_ceil(1_000)) => {}
                 Ok(_) | Err(_) => return bytes,
             }
         }

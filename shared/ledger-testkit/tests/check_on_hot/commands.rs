@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use ledger_domain::check::Check;
 use ledger_domain::claim::{Act, ClaimId};
 use ledger_domain::ports::{
-    ActedCold, ClaimRow, Clock, ColdLedger, HistoryPage, HistoryQuery, HotTier, LiveCursor, Persisted, Registered,
+    ActedCold, ClaimRow, Clock, ColdLedger, HistoryPage, HistoryQuery, HotTier, Persisted, Position, Registered,
     StoreError, Together,
 };
 use ledger_domain::{Fact, PayloadHash, Record, Subject, Tenant, Timestamp};
@@ -27,8 +27,7 @@ struct Monitor<'a> {
 
 impl<'a> Monitor<'a> {
     fn start(server: &'a RedisServer) -> Self {
-        let addr = server.url().strip_prefix("redis://").expect("a server without TLS");
-        let mut stream = TcpStream::connect(addr).expect("it listens");
+        let mut stream = TcpStream::connect(server.address()).expect("it listens");
         stream.write_all(b"MONITOR\r\n").expect("sent");
         let mut monitor = Self { server, lines: BufReader::new(stream), asked: 0 };
         assert_eq!(monitor.line(), "+OK");
@@ -171,8 +170,12 @@ impl ColdLedger for NeverAsked {
         panic!("persist {facts:?}")
     }
 
-    async fn live(&self, _: Timestamp, _: Option<&LiveCursor>, _: usize) -> Result<Vec<ClaimRow>, StoreError> {
-        panic!("live")
+    async fn newest_live(&self, _: Timestamp, _: Option<Position>, _: usize) -> Result<Vec<ClaimRow>, StoreError> {
+        panic!("newest_live")
+    }
+
+    async fn purge(&self, _: Timestamp, _: usize) -> Result<u64, StoreError> {
+        panic!("purge")
     }
 
     async fn by_key(&self, subject: &Subject, _: &HistoryQuery) -> Result<HistoryPage, StoreError> {

@@ -112,9 +112,7 @@ async fn on_redis<T: std::marker::Send + Sync + 'static>(server: Arc<T>, url: &s
 }
 
 fn open(url: &str) -> Arc<dyn HotTier> {
-    // No case is about a slow machine.
-    let url = format!("{url}?connect_timeout_ms=20000&response_timeout_ms=20000");
-    Arc::new(RedisHotTier::open(&url).expect("a fixture's URL"))
+    Arc::new(RedisHotTier::open(url).expect("a fixture's URL"))
 }
 
 async fn ledger_clock(hot: &Arc<dyn HotTier>) -> Arc<dyn Clock> {

@@ -41,6 +41,7 @@ async fn a_claims_fact_is_durable_before_it_is_handed_out(p: Place) {
 }
 
 async fn a_claim_whose_fact_is_refused_is_nobodys_and_the_key_is_free_again(p: Place) {
+    p.cut_off_cold();
     p.house.queue.script([Send::Refuse]);
     assert_eq!(p.undecided(claim(1, 60)).await, Undecided::Queue);
     assert_eq!(p.told_new(claim(1, 60)).await.attempt, Some(1));
@@ -48,6 +49,7 @@ async fn a_claim_whose_fact_is_refused_is_nobodys_and_the_key_is_free_again(p: P
 }
 
 async fn a_claim_whose_fact_may_be_durable_is_handed_out_marked_and_its_next_act_tells_all(p: Place) {
+    p.cut_off_cold();
     p.house.queue.script([Send::DropAndLoseReply; 3]);
     let new = p.told_new(claim(1, 60)).await;
     assert!(!new.durable && new.confirmed);
@@ -64,10 +66,11 @@ async fn a_claim_whose_fact_may_be_durable_is_handed_out_marked_and_its_next_act
 }
 
 async fn a_claim_that_was_not_confirmed_is_not_handed_out(p: Place) {
+    p.cut_off_cold();
     let asked = || with_request_id(claim(1, 60), "delivery-1");
     p.hot.lose_reply(Op::Settle);
     p.hot.lose_reply(Op::Settle);
-    assert_eq!(p.undecided(asked()).await, Undecided::Unconfirmed);
+    assert_eq!(p.undecided(asked()).await, Undecided::ColdLedger);
     let again = p.told_new(asked()).await;
     assert!(again.replayed && again.durable && again.claim.is_some());
     assert_eq!(p.house.queue.taken().len(), 1);
@@ -94,6 +97,7 @@ async fn a_claim_whose_pending_is_gone_starts_again_as_another_registration(p: P
 }
 
 async fn an_act_is_acknowledged_only_once_its_fact_is_durable(p: Place) {
+    p.cut_off_cold();
     for (key, act) in [(1, resolve(b"x")), (2, fail("x")), (3, renew(120))] {
         p.clock.advance(40 * 86_400_000);
         let new = p.told_new(claim(key, 60)).await;
@@ -108,6 +112,7 @@ async fn an_act_is_acknowledged_only_once_its_fact_is_durable(p: Place) {
 }
 
 async fn who_meets_a_marked_answer_makes_it_durable_before_discarding(p: Place) {
+    p.cut_off_cold();
     let new = p.told_new(claim(1, 60)).await;
     p.house.queue.script([Send::Refuse]);
     assert_eq!(p.act(&token(&new), resolve(b"x")).await, Err(ActProblem::Undecided(Undecided::Queue)));
@@ -143,6 +148,7 @@ async fn an_act_whose_reply_was_lost_is_done_once(p: Place) {
 }
 
 async fn a_take_over_whose_fact_is_refused_lapses_and_the_record_beneath_stands(p: Place) {
+    p.cut_off_cold();
     let first = p.told_new(claim(1, 60)).await;
     p.clock.advance(MINUTE_MS);
     p.house.queue.script([Send::Refuse]);
@@ -157,6 +163,7 @@ async fn a_take_over_whose_fact_is_refused_lapses_and_the_record_beneath_stands(
 }
 
 async fn a_lost_confirmation_of_a_take_over_is_healed_by_the_cold_writer(p: Place) {
+    p.cut_off_cold();
     p.told_new(claim(1, 60)).await;
     p.clock.advance(MINUTE_MS);
     let asked = || with_request_id(claim(2, 60), "delivery-2");
@@ -166,7 +173,7 @@ async fn a_lost_confirmation_of_a_take_over_is_healed_by_the_cold_writer(p: Plac
         hot.lose_request(Op::Amend);
         hot.lose_request(Op::Amend);
     });
-    assert_eq!(p.undecided(asked()).await, Undecided::Unconfirmed);
+    assert_eq!(p.undecided(asked()).await, Undecided::ColdLedger);
     assert!(p.record().await.take_over.is_some());
     assert_eq!(p.drain().await.healed, 1);
     let record = p.record().await;
@@ -177,6 +184,7 @@ async fn a_lost_confirmation_of_a_take_over_is_healed_by_the_cold_writer(p: Plac
 }
 
 async fn an_act_that_meets_a_take_over_waits_and_is_then_stale(p: Place) {
+    p.cut_off_cold();
     let first = p.told_new(claim(1, 60)).await;
     p.clock.advance(MINUTE_MS);
     p.house.queue.script([Send::Refuse]);
@@ -225,6 +233,7 @@ async fn a_claim_decided_in_the_cold_ledger_is_a_claim_like_any_other(mut p: Pla
 }
 
 async fn a_plain_take_over_whose_fact_may_be_durable_is_told_so_and_lapses(p: Place) {
+    p.cut_off_cold();
     let first = p.told_new(claim(1, 60)).await;
     p.done(&token(&first), fail("x")).await;
     p.house.queue.script([Send::DropAndLoseReply; 3]);
@@ -254,9 +263,10 @@ async fn an_act_in_the_cold_ledger_is_not_undone_by_an_older_row_that_reaches_th
         // A refill has read the row before the act, and writes it after.
         let row = p.cold.standing(&plain(1).subject).await.expect("answers").expect("a row");
         let (hot, slot) = (std::sync::Arc::clone(&p.hot), Slot::of(&plain(1).subject.scope, &plain(1).subject.key));
-        p.hot.before(Op::Heal, async move { assert!(matches!(hot.heal(&[Heal { slot, row }]).await[..], [Ok(true)])) });
+        p.hot.before(Op::Fill, async move { assert!(matches!(hot.heal(&[Heal { slot, row }]).await[..], [Ok(true)])) });
         let done = p.done(&token(&new), act).await;
-        assert_eq!(done.decided_by, DecidedBy::Hot, "made good there");
+        assert_eq!(done.decided_by, DecidedBy::Cold);
+        assert_eq!(p.record().await.state, done.state, "made good there");
         p.clock.advance(2 * MINUTE_MS);
         let seen = p.told_seen(claim(payload, 60)).await;
         assert_eq!((seen.state, seen.attempt), (done.state, Some(1)), "nobody takes over");
@@ -267,8 +277,10 @@ async fn another_registrations_pending_is_waited_for_and_no_refusal(mut p: Place
     let new = p.told_new(claim(1, 60)).await;
     p.drain().await;
     forget(&mut p);
+    p.cut_off_cold();
     p.house.queue.script([Send::DropAndLoseReply; 3]);
     assert!(!p.told_new(plain(1)).await.durable, "another registration's PENDING stands");
+    p.reach_cold();
     assert_eq!(p.act(&token(&new), resolve(b"x")).await, Err(ActProblem::Undecided(Undecided::Pending)));
     p.clock.advance(10_200);
     assert_eq!(p.done(&token(&new), resolve(b"x")).await.decided_by, DecidedBy::Cold);
@@ -326,7 +338,7 @@ async fn an_act_in_the_cold_ledger_stands_though_another_registration_has_come_t
         Some(std::sync::Arc::clone(&p.cold)),
         std::sync::Arc::clone(&p.clock) as _,
     );
-    p.hot.before(Op::Heal, async move {
+    p.hot.before(Op::Fill, async move {
         let answer = other.ledger.check(&[plain(1)]).await;
         assert!(matches!(&answer[0], Ok(Verdict::New(_))), "a false NEW: the hot tier has forgotten, {answer:?}");
     });

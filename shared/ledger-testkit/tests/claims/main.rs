@@ -4,6 +4,7 @@
 #![expect(clippy::expect_used, reason = "a test that cannot be set up fails")]
 
 mod bad;
+mod cut_off;
 mod durable;
 mod life;
 mod scenarios;
@@ -30,6 +31,7 @@ use ledger_stores::redis::RedisHotTier;
 use ledger_stores::sqlite::SqliteLedger;
 use ledger_testkit::between::Between;
 use ledger_testkit::clock::ManualClock;
+use ledger_testkit::faulty::{FaultRates, Faulty};
 use ledger_testkit::house::{House, check, claiming};
 use ledger_testkit::postgres_server::PostgresServer;
 use ledger_testkit::redis_server::RedisServer;
@@ -40,7 +42,11 @@ const MINUTE_MS: u64 = 60_000;
 struct Place {
     house: House,
     hot: Arc<Between>,
+    /// The hot tier as the house reaches it.
+    reached_hot: Arc<Faulty<Between>>,
     cold: Arc<dyn ColdLedger>,
+    /// The cold ledger as the house reaches it.
+    reached: Arc<Faulty<dyn ColdLedger>>,
     clock: Arc<ManualClock>,
     _held: Box<dyn Any + Send + Sync>,
 }
@@ -75,8 +81,7 @@ async fn embedded() -> Place {
 /// The clock starts at Redis's time, which ends keys; what a case says of time it says of the clock.
 async fn real() -> Place {
     let server = RedisServer::start();
-    let url = format!("{}?connect_timeout_ms=20000&response_timeout_ms=20000", server.url());
-    let hot = RedisHotTier::open(&url).expect("a fixture's URL");
+    let hot = RedisHotTier::open(server.url()).expect("a fixture's URL");
     let clock = Arc::new(ManualClock::new(hot.time().await.expect("Redis answers")));
     let url = PostgresServer::shared().database().await;
     let cold = PostgresLedger::connect_lazy(&url, &PostgresConfig::default()).expect("a valid URL");
@@ -90,9 +95,12 @@ fn place(
     held: Box<dyn Any + Send + Sync>,
 ) -> Place {
     let hot = Between::new(hot);
-    let mut house = House::new(Arc::clone(&hot) as _, Some(Arc::clone(&cold)), Arc::clone(&clock) as Arc<dyn Clock>);
+    let reached = Arc::new(Faulty::new(Arc::clone(&cold), 1, FaultRates::NONE));
+    let for_house = Arc::clone(&reached) as Arc<dyn ColdLedger>;
+    let reached_hot = Arc::new(Faulty::new(Arc::clone(&hot), 1, FaultRates::NONE));
+    let mut house = House::new(Arc::clone(&reached_hot) as _, Some(for_house), Arc::clone(&clock) as Arc<dyn Clock>);
     house.ledger.entropy = Arc::new(OsEntropy);
-    Place { house, hot, cold, clock, _held: held }
+    Place { house, hot, reached_hot, cold, reached, clock, _held: held }
 }
 
 /// The check of the message that each case is about, in claim mode.
@@ -127,6 +135,26 @@ fn token(new: &NewVerdict) -> String {
 }
 
 impl Place {
+    /// The house does not reach the cold ledger, so that nothing becomes durable but by the queue.
+    fn cut_off_cold(&self) {
+        self.reached.set_rates(FaultRates::DOWN);
+    }
+
+    /// The house does not reach the hot tier.
+    fn cut_off_hot(&self) {
+        self.reached_hot.set_rates(FaultRates::DOWN);
+    }
+
+    /// It does again, and cannot vouch for what it finds there, as under a cold session.
+    fn reach_hot(&self) {
+        self.reached_hot.set_rates(FaultRates::NONE);
+        self.house.trust.set(false);
+    }
+
+    fn reach_cold(&self) {
+        self.reached.set_rates(FaultRates::NONE);
+    }
+
     async fn ask(&self, check: Check) -> Result<Verdict, Refusal> {
         self.house.ledger.check(&[check]).await.pop().expect("one answer")
     }
@@ -184,6 +212,8 @@ impl Place {
 
     async fn write(&self, facts: &[Fact]) -> Written {
         let writer = Writer {
+            sessions: None,
+            poison: None,
             cold: Arc::clone(&self.cold),
             hot: Some(Arc::clone(&self.hot) as Arc<dyn HotTier>),
             clock: Arc::clone(&self.clock) as Arc<dyn Clock>,

@@ -177,9 +177,10 @@ async fn r14_a_caller_that_lost_its_answer_gets_the_same_token_again(p: Place) {
     assert_eq!(again.claim, lost.claim);
     // Lost already on the way: the PENDING is its own.
     p.done(&token(&again), fail("x")).await;
+    p.cut_off_cold();
     p.hot.lose_request(Op::Amend);
     p.hot.lose_request(Op::Amend);
-    assert_eq!(p.undecided(asked()).await, ledger_domain::Undecided::HotTier);
+    assert_eq!(p.undecided(asked()).await, ledger_domain::Undecided::ColdLedger);
     assert_eq!(p.told_new(asked()).await.attempt, Some(2));
 }
 
@@ -220,9 +221,7 @@ async fn r19_the_clock_ends_leases_and_windows_and_not_the_stores_eviction(p: Pl
 #[tokio::test]
 async fn r20_of_a_million_live_keys_the_oldest_is_still_seen() {
     let server = RedisServer::start();
-    // No case is about a slow machine.
-    let url = format!("{}?connect_timeout_ms=20000&response_timeout_ms=20000", server.url());
-    let hot: Arc<dyn HotTier> = Arc::new(RedisHotTier::open(&url).expect("a fixture's URL"));
+    let hot: Arc<dyn HotTier> = Arc::new(RedisHotTier::open(server.url()).expect("a fixture's URL"));
     let clock = Arc::new(ManualClock::new(hot.time().await.expect("Redis answers")));
     let house = House::new(hot, None, clock);
     let oldest = house.ledger.check(&[plain(1)]).await;

@@ -18,7 +18,7 @@ super::on_each_place!(
     a_message_that_may_be_durable_hands_out_marked_claims,
     a_lost_confirmation_is_made_up_for_by_the_batchs_retry,
     once_its_message_may_be_durable_nothing_is_let_go_of,
-    what_the_cold_ledger_registers_elsewhere_is_handed_to_nobody,
+    what_the_cold_ledger_has_not_heard_of_it_is_told_before_it_decides,
     a_crash_before_the_message_leaves_pendings_that_lapse,
     a_crash_after_the_message_leaves_claims_that_the_cold_writer_confirms,
     a_failed_and_a_lapsed_one_are_taken_over_together,
@@ -152,6 +152,7 @@ async fn what_cannot_be_taken_together_is_refused_by_name(p: Place) {
 }
 
 async fn a_refused_message_registers_nothing(p: Place) {
+    p.cut_off_cold();
     let without_id = |key| claiming(check("t:as4", key, 1), 60);
     p.house.queue.script([Send::Refuse]);
     let answer = p.ask_together(&LEVELS.map(without_id)).await;
@@ -280,6 +281,8 @@ async fn its_facts_are_persisted_together(p: Place) {
     p.all_new(&levels()).await;
     let facts = p.house.queue.taken();
     let writer = ledger_domain::persist::Writer {
+        sessions: None,
+        poison: None,
         cold: std::sync::Arc::clone(&p.cold),
         hot: None,
         clock: std::sync::Arc::clone(&p.clock) as _,
@@ -327,6 +330,7 @@ async fn a_take_over_that_only_the_cold_ledger_knows_of_can_be_acted_on_at_once(
 
 async fn an_answer_that_is_not_durable_is_made_so_by_the_batch_that_meets_it(p: Place) {
     let holder = p.told_new(with_request_id(level(LEVELS[0]), "somebody-else")).await;
+    p.cut_off_cold();
     p.house.queue.script([Send::Refuse]);
     let act = ledger_domain::claims::ClaimAct {
         subject: level(LEVELS[0]).subject,
@@ -352,12 +356,12 @@ async fn once_its_message_may_be_durable_nothing_is_let_go_of(p: Place) {
     assert_eq!(p.drain().await.healed, 3);
 }
 
-async fn what_the_cold_ledger_registers_elsewhere_is_handed_to_nobody(p: Place) {
+async fn what_the_cold_ledger_has_not_heard_of_it_is_told_before_it_decides(p: Place) {
     let failed = p.told_new(with_request_id(level(LEVELS[0]), "somebody-else")).await;
     p.act_on(LEVELS[0], &failed, super::fail("x")).await;
-    // The cold ledger has not heard of it yet, and is asked for the other levels' sake.
+    // The facts are still on the queue, and the cold ledger is asked for the other levels' sake.
     p.confirm_each_miss();
-    let answer = p.ask_together(&levels()).await;
-    assert!(!answer.applied);
-    assert!(answer.items.iter().all(|item| *item == Err(Undecided::Unconfirmed.into())), "{answer:?}");
+    let told = p.all_new(&levels()).await;
+    assert_eq!(told.iter().map(|new| new.attempt).collect::<Vec<_>>(), [Some(2), Some(1), Some(1)]);
+    p.act_on(LEVELS[0], &told[0], super::resolve(b"x")).await;
 }

@@ -62,6 +62,7 @@ async fn history_tells_of_each_attempt(p: Place) {
 }
 
 async fn the_end_of_an_attempt_whose_fact_was_refused_is_told_by_its_successor(p: Place) {
+    p.cut_off_cold();
     use ledger_testkit::house::Send;
     let first = p.told_new(claim(1, 60)).await;
     p.house.queue.script([Send::Refuse]);

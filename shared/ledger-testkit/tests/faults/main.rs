@@ -61,6 +61,7 @@ async fn run_all<F: AsyncFn() -> (Tiers, Option<tempfile::TempDir>)>(
             world.round().await;
             owners_asked += world.nobody_discards_what_nobody_processes(from).await;
             world.advance(&[0, 0, 50, 1_000, 4_900, 5_100, 10_300, 61_000]);
+            world.refill().await;
         }
         let numbers = world.judge().await;
         let violations = lock(&world.violations).clone();

@@ -12,13 +12,14 @@ use ledger_domain::check::{Check, Counters, Ledger};
 use ledger_domain::claim::TokenKeys;
 use ledger_domain::persist::Writer;
 use ledger_domain::ports::{
-    Clock, ClockUnknown, ColdLedger, EventQueue, FactSink, HistoryQuery, HotTier, HotTrust, PolicySource, QueueDepth,
-    StoreError,
+    ClaimRow, Clock, ClockUnknown, ColdLedger, ColdSessions, EventQueue, FactSink, Fill, HotTier, HotTrust,
+    PolicySource, Position, QueueDepth, StoreError,
 };
-use ledger_domain::{Disposition, State};
+use ledger_domain::{Disposition, EPSILON_MS, State};
 use ledger_domain::{Fact, Policy, PolicySet, Refusal, Scope, Slot, Subject, Timestamp, Verdict};
 use ledger_testkit::clock::{ManualClock, SeededEntropy};
 use ledger_testkit::faulty::{FaultRates, Faulty};
+use ledger_testkit::history::all;
 use ledger_testkit::hot_tier::RawAccess;
 use ledger_testkit::house::{check, claiming, subject, with_request_id};
 
@@ -115,6 +116,7 @@ pub(crate) struct World {
     cold: Arc<Faulty<dyn ColdLedger>>,
     sending: Arc<Faulty<Queue>>,
     trust: Arc<Believed>,
+    sessions: Arc<Sessions>,
     pub(crate) random: Arc<SeededEntropy>,
     scope: String,
 }
@@ -126,7 +128,17 @@ impl World {
         let hot = Arc::new(Faulty::new(Arc::clone(&tiers.hot), random.next(), profile.faults).yielding());
         let cold = Arc::new(Faulty::new(Arc::clone(&tiers.cold), random.next(), profile.faults).yielding());
         let sending = Arc::new(Faulty::new(Arc::clone(&queue), random.next(), profile.faults).yielding());
-        let trust = Arc::new(Believed(Mutex::new(profile.trust != Trust::Never)));
+        // Time that stands still between steps goes by in seconds at once, real time does not.
+        let lifetime_ms = if tiers.manual.is_some() { 4_000 } else { 40 };
+        let sessions = Arc::new(Sessions {
+            clock: Arc::clone(&tiers.clock),
+            lifetime_ms,
+            stands_until: Mutex::default(),
+            refuses: profile.faults != FaultRates::NONE,
+            random: SeededEntropy::new(random.next()),
+        });
+        let believed = Mutex::new(profile.trust != Trust::Never);
+        let trust = Arc::new(Believed { complete: believed, sessions: Arc::clone(&sessions) });
         // Three processes whose clocks are as far apart as they may be.
         let processes = [-100, 0, 100].map(|off_by_ms| Ledger {
             hot: Arc::clone(&hot) as Arc<dyn HotTier>,
@@ -134,6 +146,7 @@ impl World {
             queue: Arc::clone(&sending) as Arc<dyn EventQueue>,
             repeats: Arc::clone(&queue) as Arc<dyn FactSink>,
             cold: Some(Arc::clone(&cold) as Arc<dyn ColdLedger>),
+            sessions: Arc::clone(&sessions) as Arc<dyn ColdSessions>,
             policies: Arc::new(BuiltIn),
             clock: Arc::new(OffClock { clock: Arc::clone(&tiers.clock), off_by_ms }),
             entropy: Arc::clone(&random) as Arc<_>,
@@ -141,6 +154,8 @@ impl World {
             counters: Counters::default(),
         });
         let writer = Writer {
+            sessions: Some(Arc::clone(&sessions) as Arc<dyn ColdSessions>),
+            poison: None,
             cold: Arc::clone(&cold) as Arc<dyn ColdLedger>,
             hot: Some(Arc::clone(&hot) as Arc<dyn HotTier>),
             clock: Arc::clone(&tiers.clock),
@@ -161,6 +176,7 @@ impl World {
             cold,
             sending,
             trust,
+            sessions,
             scope: format!("t:run/{seed}"),
             random,
         })
@@ -200,7 +216,8 @@ impl World {
             plain
         };
         // Without a requestId nobody recognises its retry, so such a caller must get its answer: see `ask`.
-        let anonymous = self.profile.trust == Trust::Always && self.random.one_in(4);
+        let answered = self.profile.trust == Trust::Always && self.profile.faults == FaultRates::NONE;
+        let anonymous = answered && self.random.one_in(4);
         let request_id = format!("r{}", self.random.next());
         (key, if anonymous { plain } else { with_request_id(plain, &request_id) })
     }
@@ -309,6 +326,36 @@ impl World {
         self.queue.put_back(written.failures.iter().map(|(at, _)| bodies[*at].clone()));
     }
 
+    /// Between rounds, where a cold session has ended: what it kept from the hot tier is filled in, and then it goes. Nothing
+    /// is under way then but what waits in the queue.
+    pub(crate) async fn refill(&self) {
+        let Some(ended) = self.sessions.ended() else { return };
+        self.set_faults(FaultRates::NONE);
+        while !self.queue.is_empty() {
+            self.drain(1_000).await;
+        }
+        let mut after = None;
+        loop {
+            let now = self.tiers.clock.now().expect("known");
+            let rows = self.tiers.cold.newest_live(now, after, 2).await.expect("answers");
+            let Some(last) = rows.last().map(|row| &row.record) else { break };
+            after = Some(Position { first_seen_at: last.first_seen_at, registration_id: last.registration_id });
+            let fills: Vec<_> = rows
+                .into_iter()
+                .map(|ClaimRow { subject, record }| Fill { slot: Slot::of(&subject.scope, &subject.key), row: record })
+                .collect();
+            for filled in self.tiers.hot.fill(&fills).await {
+                filled.expect("answers");
+            }
+        }
+        let mut stands = lock(&self.sessions.stands_until);
+        if *stands == Some(ended) {
+            *stands = None;
+        }
+        drop(stands);
+        self.set_faults(self.profile.faults);
+    }
+
     /// Something goes wrong, or time goes by.
     pub(crate) async fn disturb(&self) {
         if self.profile.losses && self.random.one_in(3) {
@@ -337,7 +384,7 @@ impl World {
     /// Callers, a cold writer and disturbances, at once.
     pub(crate) async fn round(self: &Arc<Self>) {
         if self.profile.trust == Trust::ByTurns {
-            *lock(&self.trust.0) = self.random.one_in(2);
+            *lock(&self.trust.complete) = self.random.one_in(2);
         }
         let mut tasks = Vec::new();
         for _ in 0..4 + self.random.below(8) {
@@ -355,11 +402,6 @@ impl World {
             task.await.expect("no task panics");
         }
     }
-}
-
-/// Every registration of a key.
-pub(crate) fn all() -> HistoryQuery {
-    HistoryQuery { from: Timestamp::MIN, to: Timestamp::MAX, after: None, limit: 1_000 }
 }
 
 /// Polls `work` so often and then drops it: a process that was killed.
@@ -441,11 +483,46 @@ impl FactSink for Queue {
     }
 }
 
-struct Believed(Mutex<bool>);
+/// The hot tier is believed where it is complete and no cold session stands.
+struct Believed {
+    complete: Mutex<bool>,
+    sessions: Arc<Sessions>,
+}
 
 impl HotTrust for Believed {
-    fn vouches_for_misses(&self) -> bool {
-        *lock(&self.0)
+    fn vouches(&self) -> bool {
+        *lock(&self.complete) && lock(&self.sessions.stands_until).is_none()
+    }
+}
+
+/// The cold session of all processes. It stands until the hot tier was filled since it ended, and at times cannot be had.
+struct Sessions {
+    clock: Arc<dyn Clock>,
+    lifetime_ms: i64,
+    stands_until: Mutex<Option<Timestamp>>,
+    refuses: bool,
+    random: SeededEntropy,
+}
+
+impl Sessions {
+    /// The one that stands, where it has ended on every clock.
+    fn ended(&self) -> Option<Timestamp> {
+        let now = self.clock.now().ok()?;
+        lock(&self.stands_until).filter(|until| until.plus_millis(2 * EPSILON_MS) <= now)
+    }
+}
+
+#[async_trait]
+impl ColdSessions for Sessions {
+    async fn ensure(&self) -> Result<Timestamp, StoreError> {
+        let failed = || StoreError::did_not_happen("hold a cold session", "told so");
+        if self.refuses && self.random.one_in(10) {
+            return Err(failed());
+        }
+        let until = self.clock.now().map_err(|_| failed())?.plus_millis(self.lifetime_ms);
+        let mut stands = lock(&self.stands_until);
+        *stands = (*stands).max(Some(until));
+        Ok(until.plus_millis(-2 * EPSILON_MS))
     }
 }
 

@@ -2,6 +2,9 @@
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 
 mod faults;
+mod fill_speed;
+mod many_servers;
+mod markers;
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -28,10 +31,7 @@ impl<T> Shared<T> {
 }
 
 fn open(url: &str) -> Arc<dyn HotTier> {
-    // Suites press 200 requests at once through two cores shared with the server and with other tests.
-    let patient = if url.contains('?') { "&" } else { "?" };
-    let url = format!("{url}{patient}connect_timeout_ms=20000&response_timeout_ms=20000");
-    Arc::new(RedisHotTier::open(&url).expect("a fixture's URL"))
+    Arc::new(RedisHotTier::open(url).expect("a fixture's URL"))
 }
 
 async fn redis_place<T: Send + Sync + 'static>(server: Arc<T>, url: &str, raw_url: &str) -> Place {
