@@ -1,0 +1,301 @@
+//! The servers of a run, and what goes wrong with them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ledger_testkit::faulty::FaultRates;
+use ledger_testkit::postgres_server::PostgresServer;
+use ledger_testkit::redis_server::RedisServer;
+use ledger_testkit::tcp_proxy::{Mode, TcpProxy};
+use tokio::task::block_in_place;
+
+use crate::load::pause_ms;
+use crate::world::World;
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outage {
+    /// `kill -9`, and a new one that is empty.
+    RedisKilled,
+    /// SIGSTOP for longer than any time-out, then SIGCONT.
+    RedisFrozen,
+    /// No memory left for any write.
+    RedisFull,
+    RedisFlushed,
+    /// The primary dies, and one that holds nothing takes its place.
+    FailOverToEmpty,
+    /// The primary dies, and a replica that has lagged takes its place.
+    FailOverToLagging,
+    /// A replica is promoted, and one process stays with the old primary for a while.
+    SplitBrain,
+    /// Every connection to Redis is reset, again and again.
+    Resets,
+    /// Each byte from and to Redis comes late.
+    Slow,
+    /// One process is cut off from Redis.
+    BlackHoleOfOne,
+    /// Every process is.
+    BlackHoleOfAll,
+    PostgresCrashed,
+    PostgresDiskFull,
+    QueueRefuses,
+    /// What is sent may be lost or not, and nobody knows; so may the count of a repeat.
+    QueueUnsure,
+    /// Each second message comes again.
+    QueueDuplicates,
+    ControlPlaneDown,
+}
+
+/// What two outages at once must not both concern.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    Redis,
+    Network,
+    Postgres,
+    Queue,
+    ControlPlane,
+}
+
+impl Outage {
+    pub(crate) const ALL: [Self; 17] = [
+        Self::RedisKilled,
+        Self::RedisFrozen,
+        Self::RedisFull,
+        Self::RedisFlushed,
+        Self::FailOverToEmpty,
+        Self::FailOverToLagging,
+        Self::SplitBrain,
+        Self::Resets,
+        Self::Slow,
+        Self::BlackHoleOfOne,
+        Self::BlackHoleOfAll,
+        Self::PostgresCrashed,
+        Self::PostgresDiskFull,
+        Self::QueueRefuses,
+        Self::QueueUnsure,
+        Self::QueueDuplicates,
+        Self::ControlPlaneDown,
+    ];
+
+    pub(crate) fn part(self) -> Part {
+        match self {
+            Self::RedisKilled
+            | Self::RedisFrozen
+            | Self::RedisFull
+            | Self::RedisFlushed
+            | Self::FailOverToEmpty
+            | Self::FailOverToLagging
+            | Self::SplitBrain => Part::Redis,
+            Self::Resets | Self::Slow | Self::BlackHoleOfOne | Self::BlackHoleOfAll => Part::Network,
+            Self::PostgresCrashed | Self::PostgresDiskFull => Part::Postgres,
+            Self::QueueRefuses | Self::QueueUnsure | Self::QueueDuplicates => Part::Queue,
+            Self::ControlPlaneDown => Part::ControlPlane,
+        }
+    }
+
+    /// Whether the hot tier loses nothing and decides throughout, so that no repeat is told NEW.
+    pub(crate) fn leaves_redis_alone(self) -> bool {
+        match self.part() {
+            Part::Redis | Part::Network => false,
+            Part::Postgres | Part::ControlPlane => true,
+            // Where the queue may have taken a fact or not, the record stays PENDING and may lapse.
+            Part::Queue => self == Self::QueueDuplicates,
+        }
+    }
+}
+
+/// The servers.
+pub(crate) struct Servers {
+    redis: RedisServer,
+    /// Follows `redis` from the start, where a replica is to take over, through a proxy that can be cut.
+    replica: Option<(RedisServer, TcpProxy)>,
+    postgres: Postgres,
+}
+
+enum Postgres {
+    Shared,
+    Own(Box<PostgresServer>),
+}
+
+impl Servers {
+    /// Starts what these outages need, and gives the database's URL.
+    pub(crate) async fn start(outages: &[Outage]) -> (Self, String) {
+        let redis = block_in_place(RedisServer::start);
+        let replica = if outages.iter().any(|o| matches!(o, Outage::FailOverToLagging | Outage::SplitBrain)) {
+            let link = TcpProxy::start(redis.address()).await;
+            let replica = block_in_place(|| {
+                let replica = RedisServer::start();
+                replica.follow(link.address());
+                replica
+            });
+            Some((replica, link))
+        } else {
+            None
+        };
+        let (postgres, url) = if outages.contains(&Outage::PostgresDiskFull) {
+            let own = block_in_place(PostgresServer::start_with_small_disk);
+            let url = own.small_database().await;
+            (Postgres::Own(Box::new(own)), url)
+        } else if outages.contains(&Outage::PostgresCrashed) {
+            let own = block_in_place(PostgresServer::start_durable);
+            let url = own.database().await;
+            (Postgres::Own(Box::new(own)), url)
+        } else {
+            (Postgres::Shared, block_in_place(PostgresServer::shared).database().await)
+        };
+        (Self { redis, replica, postgres }, url)
+    }
+
+    pub(crate) fn redis_address(&self) -> SocketAddr {
+        self.redis.address()
+    }
+
+    fn own_postgres(&mut self) -> &mut PostgresServer {
+        match &mut self.postgres {
+            Postgres::Own(server) => server,
+            Postgres::Shared => panic!("the shared PostgreSQL must not go down"),
+        }
+    }
+}
+
+/// Sends every process but `but` to `target`.
+fn retarget(world: &World, target: SocketAddr, but: Option<usize>) {
+    for (number, process) in world.processes().enumerate() {
+        if Some(number) != but {
+            process.proxy.set_target(target);
+            process.proxy.reset();
+        }
+    }
+}
+
+fn set_modes(world: &World, mode: Mode) {
+    world.processes().for_each(|process| process.proxy.set_mode(mode));
+}
+
+impl World {
+    /// Lets it happen for `length_ms`, and ends it.
+    pub(crate) async fn suffer(self: &Arc<Self>, outage: Outage, length_ms: u64) {
+        let lasts = pause_ms(length_ms);
+        match outage {
+            Outage::RedisKilled => {
+                block_in_place(|| self.servers().redis.kill());
+                lasts.await;
+                self.replace_redis(block_in_place(RedisServer::start));
+            }
+            Outage::RedisFrozen => {
+                self.servers().redis.freeze();
+                lasts.await;
+                self.servers().redis.thaw();
+            }
+            Outage::RedisFull => {
+                self.redis_command(&["CONFIG", "SET", "maxmemory", "100kb"]);
+                lasts.await;
+                self.redis_command(&["CONFIG", "SET", "maxmemory", "0"]);
+            }
+            Outage::RedisFlushed => {
+                self.redis_command(&["FLUSHALL"]);
+                lasts.await;
+            }
+            Outage::FailOverToEmpty => {
+                let empty = block_in_place(RedisServer::start);
+                block_in_place(|| self.servers().redis.kill());
+                pause_ms(length_ms / 4).await;
+                self.replace_redis(empty);
+                lasts.await;
+            }
+            Outage::FailOverToLagging => {
+                let (replica, link) = self.servers().replica.take().expect("a replica");
+                link.set_mode(Mode::BlackHole);
+                pause_ms(length_ms / 2).await;
+                block_in_place(|| self.servers().redis.kill());
+                drop(link);
+                pause_ms(length_ms / 4).await;
+                let () = block_in_place(|| replica.command(&["REPLICAOF", "NO", "ONE"]));
+                self.replace_redis(replica);
+                lasts.await;
+            }
+            Outage::SplitBrain => {
+                let (replica, link) = self.servers().replica.take().expect("a replica");
+                drop(link);
+                let () = block_in_place(|| replica.command(&["REPLICAOF", "NO", "ONE"]));
+                retarget(self, replica.address(), Some(0));
+                lasts.await;
+                self.replace_redis(replica);
+            }
+            Outage::Resets => {
+                let over = AtomicBool::new(false);
+                let resets = async {
+                    while !over.load(Ordering::Relaxed) {
+                        self.processes().for_each(|process| process.proxy.reset());
+                        pause_ms(20 + self.random.below(100)).await;
+                    }
+                };
+                let end = async {
+                    lasts.await;
+                    over.store(true, Ordering::Relaxed);
+                };
+                futures::join!(resets, end);
+            }
+            Outage::Slow => {
+                set_modes(self, Mode::Delay { by_ms: 150 + self.random.below(500) });
+                lasts.await;
+                set_modes(self, Mode::Pass);
+            }
+            Outage::BlackHoleOfOne => {
+                let process = self.processes().next().expect("a process");
+                process.proxy.set_mode(Mode::BlackHole);
+                lasts.await;
+                process.proxy.set_mode(Mode::Pass);
+            }
+            Outage::BlackHoleOfAll => {
+                set_modes(self, Mode::BlackHole);
+                lasts.await;
+                set_modes(self, Mode::Pass);
+            }
+            Outage::PostgresCrashed => {
+                block_in_place(|| self.servers().own_postgres().crash());
+                lasts.await;
+                block_in_place(|| self.servers().own_postgres().start_again());
+            }
+            Outage::PostgresDiskFull => {
+                block_in_place(|| self.servers().own_postgres().fill_disk());
+                lasts.await;
+                block_in_place(|| self.servers().own_postgres().free_disk());
+            }
+            Outage::QueueRefuses => self.queue_fails(FaultRates::DOWN, lasts).await,
+            Outage::QueueUnsure => {
+                let rates = FaultRates { did_not_happen: 100, request_lost: 200, reply_lost: 300 };
+                self.queue_fails(rates, lasts).await;
+            }
+            Outage::QueueDuplicates => {
+                self.queue.set_duplicates(true);
+                lasts.await;
+                self.queue.set_duplicates(false);
+            }
+            Outage::ControlPlaneDown => {
+                self.control_plane.set_down(true);
+                lasts.await;
+                self.control_plane.set_down(false);
+            }
+        }
+    }
+
+    async fn queue_fails(&self, rates: FaultRates, lasts: impl Future<Output = ()>) {
+        self.sending.set_rates(rates);
+        self.queue.set_loses_repeats(true);
+        lasts.await;
+        self.sending.set_rates(FaultRates::NONE);
+        self.queue.set_loses_repeats(false);
+    }
+
+    /// The Redis that every process finds from now on.
+    fn replace_redis(&self, redis: RedisServer) {
+        retarget(self, redis.address(), None);
+        self.servers().redis = redis;
+    }
+
+    fn redis_command(&self, command: &[&str]) {
+        let () = block_in_place(|| self.servers().redis.command(command));
+    }
+}
