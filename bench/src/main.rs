@@ -1,4 +1,4 @@
-//! The ledger measured against the bare stores, in the same run: `cargo run --release -p ledger-bench -- hot|cold|start`.
+//! The ledger measured against the bare stores, in the same run: `cargo run --release -p ledger-bench -- hot|cold|failures|start`.
 //!
 //! A number alone says little on a machine that others use too. So what is printed are ratios of pairs that ran right after
 //! each other, ours and the bare one, their median and their spread; the absolute numbers are for information. A mark is
@@ -11,6 +11,7 @@
 
 mod checks;
 mod cold;
+mod failures;
 mod hot;
 mod start;
 mod table;
@@ -25,11 +26,13 @@ use table::Table;
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
-const USAGE: &str = "ledger-bench hot [http]|cold|start [BINARY]|checks N
+const USAGE: &str = "ledger-bench hot [http]|cold|failures|start [BINARY]|checks N
 
   hot    checks against the bare commands on Redis: rates, latency, memory, and the HTTP router on a socket
          (`hot http`: the last alone)
   cold   facts into PostgreSQL against a bare unnest insert and COPY
+  failures  checks while Redis is a black hole against the bare claim in PostgreSQL, and the refill of Redis against bare
+         pipelined loads
   start  a release build of the check function (target/release/check, or BINARY): its size, and how soon it asks for work
   checks N  N first checks and N repeats in memory and nothing else, for an instruction counter";
 
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         ["hot"] => hot::run(&mut table),
         ["hot", "http"] => hot::run_http(&mut table),
         ["cold"] => one_thread().block_on(cold::run(&mut table)),
+        ["failures"] => one_thread().block_on(failures::run(&mut table)),
         ["start"] => start::run(&mut table, "target/release/check".as_ref()),
         ["start", binary] => start::run(&mut table, binary.as_ref()),
         ["checks", count] => {
