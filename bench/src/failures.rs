@@ -14,7 +14,7 @@ use ledger_domain::breaker::BreakerSettings;
 use ledger_domain::check::{Check, Counters, Ledger};
 use ledger_domain::claim::TokenKeys;
 use ledger_domain::keep::{Keeper, KeeperSettings};
-use ledger_domain::ports::{Clock, ColdLedger, ControlPlane, HotTier};
+use ledger_domain::ports::{ClaimRow, Clock, ColdLedger, ControlPlane, HotTier, Position, Registered};
 use ledger_domain::{EPSILON_MS, Fact, PolicySet, Principal, Slot, Timestamp, Verdict, value};
 use ledger_stores::clock::{OsEntropy, SystemClock};
 use ledger_stores::cold_session::{ColdSessionSettings, ControlPlaneSessions};
@@ -113,7 +113,7 @@ async fn black_hole(redis: &RedisServer, cold: &Arc<PostgresLedger>, pool: &PgPo
     cut_off.proxy.set_mode(Mode::BlackHole);
     // One check finds out, and opens the breaker.
     check_once(&cut_off.ledger, &next).await;
-    let mut tails = Pairs::default();
+    let (mut tails, mut halves, mut to_statement) = (Pairs::default(), Pairs::default(), Pairs::default());
     for index in 0..=PAIRS {
         let bare_first = index % 2 == 0;
         let (of_ours, of_bare) = if bare_first {
@@ -126,11 +126,21 @@ async fn black_hole(redis: &RedisServer, cold: &Arc<PostgresLedger>, pool: &PgPo
         // The first pair warms up.
         if index > 0 {
             tails.push(percentile(&of_ours, 990), percentile(&of_bare, 990));
+            halves.push(percentile(&of_ours, 500), percentile(&of_bare, 500));
+            let of_statement = closed_loop(SAMPLE, || register(cold, &next)).await;
+            to_statement.push(percentile(&of_ours, 990), percentile(&of_statement, 990));
         }
     }
     let (of_ours, of_bare) = (tails.ours().median * 1e3, tails.bare().median * 1e3);
     let absolute = format!("{of_ours:.2} of {of_bare:.2} ms, {AT_ONCE} at once");
     table.push("Redis a black hole: p99 of a check", tails.ratio(), Mark::AtMost(3.0), absolute);
+
+    for (what, pairs) in
+        [("  its p50 to the bare claim's", &halves), ("  its p99 to the registering statement's", &to_statement)]
+    {
+        let (of_ours, of_bare) = (pairs.ours().median * 1e3, pairs.bare().median * 1e3);
+        table.push(what, pairs.ratio(), Mark::None, format!("{of_ours:.2} of {of_bare:.2} ms"));
+    }
 
     for _ in 0..PAIRS {
         let struck = cut(redis, cold, folder).await;
@@ -187,6 +197,13 @@ async fn check_once(ledger: &Ledger, next: &AtomicUsize) {
     assert!(matches!(answer, Some(Ok(Verdict::New(_)))), "each key is new, got {answer:?}");
 }
 
+/// The registering statement alone: both tables, and whatever stands there decided on.
+async fn register(cold: &PostgresLedger, next: &AtomicUsize) {
+    let Fact { subject, record, .. } = fact(next.fetch_add(1, Ordering::Relaxed));
+    let registered = cold.register(&subject, &record, 900).await.expect("the ledger answers");
+    assert!(matches!(registered, Registered::Ours(_)), "each key is new");
+}
+
 /// The bare claim of a key.
 async fn claim(pool: &PgPool, next: &AtomicUsize) {
     const CLAIM: &str = "INSERT INTO dedup_claim AS c (scope, key, key_is_parts, payload_sha256, first_seen_at, last_seen_at, \
@@ -207,14 +224,29 @@ async fn claim(pool: &PgPool, next: &AtomicUsize) {
     row.await.expect("the statement claims");
 }
 
+async fn all_live(cold: &PostgresLedger, at: Timestamp) -> Vec<ClaimRow> {
+    let mut rows: Vec<ClaimRow> = Vec::with_capacity(RECORDS);
+    loop {
+        let after = rows.last().map(|row| Position {
+            first_seen_at: row.record.first_seen_at,
+            registration_id: row.record.registration_id,
+        });
+        let page = cold.newest_live(at, after, 10_000).await.expect("the ledger answers");
+        if page.is_empty() {
+            return rows;
+        }
+        rows.extend(page);
+    }
+}
+
 async fn refill(redis: &RedisServer, cold: &Arc<PostgresLedger>, folder: &Path, table: &mut Table) {
     let at = SystemClock.now().expect("the system clock always answers");
-    let live = cold.newest_live(at, None, 1_000_000).await.expect("the ledger answers").len();
+    let live = all_live(cold, at).await.len();
     let facts: Vec<Fact> = (live..RECORDS.max(live)).map(|number| fact(1_000_000_000 + number)).collect();
     for facts in facts.chunks(10_000) {
         cold.persist(facts, at).await.expect("the ledger takes plain facts");
     }
-    let rows = cold.newest_live(at, None, 1_000_000).await.expect("the ledger answers");
+    let rows = all_live(cold, at).await;
     let count = rows.len();
     let url = redis.url();
     let hot: Arc<dyn HotTier> = Arc::new(RedisHotTier::open(url).expect("a URL of the fixture"));

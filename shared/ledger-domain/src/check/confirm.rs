@@ -95,7 +95,8 @@ impl Ledger {
             }
         }
         if !without_queue.is_empty() {
-            for (at, won) in self.register_without_queue(items, without_queue).await {
+            // Rare and large: in a place of its own it does not weigh on every check.
+            for (at, won) in Box::pin(self.register_without_queue(items, without_queue)).await {
                 answers.push(self.new_of(items[at].prepared, &won));
                 to_confirm.push(won.into_confirm(at));
             }

@@ -51,10 +51,10 @@ impl Ledger {
                 self.make_marked_durable(&mut items).await;
                 self.register(&mut items).await;
                 self.count(&mut items, now).await;
-                self.peek(&mut items, now).await;
-                self.settle(&mut items).await;
-                self.answer_unconfirmed(&mut items).await;
-                self.ask_cold_ledger(&mut items, now).await;
+                if items.iter().any(|item| matches!(item.step, Step::Peek | Step::Settle(_) | Step::Unreadable)) {
+                    // Rare and large: in a place of its own it does not weigh on every check.
+                    Box::pin(self.decide_without_hot(&mut items, now)).await;
+                }
             }
             if !items.iter().any(|item| matches!(item.step, Step::Wait)) || *waited_ms >= WAIT_MS {
                 return give_up(items, Undecided::Pending);
@@ -157,6 +157,14 @@ impl Ledger {
         }
     }
 
+    /// What the hot tier does not decide.
+    async fn decide_without_hot(&self, items: &mut [Item<'_, '_>], now: Timestamp) {
+        self.peek(items, now).await;
+        self.settle(items).await;
+        self.answer_unconfirmed(items).await;
+        self.ask_cold_ledger(items, now).await;
+    }
+
     /// Looks whether a hot tier that does not do what it is asked can at least be read, as a full one can: what it holds is not
     /// registered anew. No answer is an answer too.
     async fn peek(&self, items: &mut [Item<'_, '_>], now: Timestamp) {
@@ -210,9 +218,12 @@ impl Ledger {
             self.register_by_queue(items, by_queue).await;
         }
         if !by_cold.is_empty() {
-            let left = self.register_in_cold(items, by_cold).await;
-            let left = self.register_unconfirmed(items, left).await;
-            self.let_go(items, left).await;
+            Box::pin(async {
+                let left = self.register_in_cold(items, by_cold).await;
+                let left = self.register_unconfirmed(items, left).await;
+                self.let_go(items, left).await;
+            })
+            .await;
         }
     }
 
