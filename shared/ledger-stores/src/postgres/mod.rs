@@ -25,10 +25,10 @@ use ledger_domain::ports::{
     ActedCold, ClaimRow, ColdLedger, HistoryPage, HistoryQuery, Persisted, Position, Registered, StoreError, Together,
 };
 use ledger_domain::{Fact, PayloadHash, Record, Subject, Tenant, Timestamp};
-use sqlx::Postgres;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::query::Query;
+use sqlx::{PgConnection, Postgres};
 
 use self::row::PgTime;
 
@@ -101,8 +101,9 @@ impl PostgresLedger {
     }
 
     /// A connection. Nothing has been sent where there is none.
-    async fn session(&self, operation: &'static str) -> Result<PoolConnection<Postgres>, StoreError> {
-        self.pool.acquire().await.map_err(|e| StoreError::did_not_happen(operation, e))
+    async fn session(&self, operation: &'static str) -> Result<Session, StoreError> {
+        let conn = self.pool.acquire().await.map_err(|e| StoreError::did_not_happen(operation, e))?;
+        Ok(Session { conn, is_in_transaction: false })
     }
 
     /// Gives the work its time limit. What is not answered within it may have happened.
@@ -116,7 +117,7 @@ impl PostgresLedger {
     /// Creates the months of `at` that are missing, and says which.
     async fn ensure_months(
         &self,
-        conn: &mut PoolConnection<Postgres>,
+        conn: &mut Session,
         at: impl IntoIterator<Item = Timestamp> + Send,
         now: Timestamp,
     ) -> Result<Vec<String>, sqlx::Error> {
@@ -135,20 +136,60 @@ impl PostgresLedger {
     }
 }
 
+/// A connection for the length of an operation.
+///
+/// Who asked may go away in the middle: a caller hangs up, a check is given up. Let go of during its `BEGIN`, the client (sqlx 0.9.0)
+/// counts no transaction, though the server has one; whatever the connection did next, for somebody else, would be acknowledged
+/// and never be committed. So a connection that is let go of in a transaction is closed.
+struct Session {
+    conn: PoolConnection<Postgres>,
+    is_in_transaction: bool,
+}
+
+impl Session {
+    /// A transaction is about to begin.
+    fn begins(&mut self) {
+        self.is_in_transaction = true;
+    }
+
+    /// Whatever began is over: committed, rolled back, or answered by an error.
+    fn is_over(&mut self) {
+        self.is_in_transaction = false;
+    }
+}
+
+impl std::ops::Deref for Session {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.conn
+    }
+}
+
+impl std::ops::DerefMut for Session {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.conn
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.is_in_transaction {
+            self.conn.close_on_drop();
+        }
+    }
+}
+
 /// A query that leaves no statement behind on the server.
 fn query(sql: &'static str) -> Query<'static, Postgres, PgArguments> {
     sqlx::query(sql).persistent(false)
 }
 
 /// Maps a result, and keeps a connection in doubt from being used again.
-fn settle<T>(
-    operation: &'static str,
-    conn: &mut PoolConnection<Postgres>,
-    result: Result<T, sqlx::Error>,
-) -> Result<T, StoreError> {
+fn settle<T>(operation: &'static str, session: &mut Session, result: Result<T, sqlx::Error>) -> Result<T, StoreError> {
     result.map_err(|e| {
         if e.as_database_error().is_none() {
-            conn.close_on_drop();
+            session.conn.close_on_drop();
         }
         error::map(operation, e)
     })

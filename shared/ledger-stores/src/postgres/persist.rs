@@ -32,7 +32,10 @@ impl PostgresLedger {
         let mut attempt = 1;
         let mut first_facts = FirstFacts::Insert;
         loop {
-            let error = match self.within(write(&mut conn, &batch, first_facts)).await {
+            conn.begins();
+            let written = self.within(write(&mut conn, &batch, first_facts)).await;
+            conn.is_over();
+            let error = match written {
                 Ok((claims, false_new)) => {
                     let months_created = months_created.unwrap_or_default();
                     return Ok(Persisted { claims, false_new, months_created });

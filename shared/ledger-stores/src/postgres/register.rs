@@ -59,7 +59,10 @@ impl PostgresLedger {
         let mut healed = false;
         let mut attempt = 1;
         let mut registered = loop {
-            let error = match self.within(register_or_roll_back(&mut conn, &sorted, replay_seconds)).await {
+            conn.begins();
+            let registered = self.within(register_or_roll_back(&mut conn, &sorted, replay_seconds)).await;
+            conn.is_over();
+            let error = match registered {
                 Ok(registered) => break registered,
                 Err(error) => error,
             };
