@@ -408,3 +408,40 @@ async fn a_lock_that_is_not_to_be_had_is_no_fault_of_the_content() {
     let persisted = ledger.persist(&facts, now()).await.expect("persisted");
     assert_eq!(persisted.months_created, ["2026-09"]);
 }
+
+/// Polls `work` so often and then drops it: whoever asked went away.
+async fn given_up_after<T>(mut polls: u32, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = std::pin::pin!(work);
+    std::future::poll_fn(|context| {
+        if polls == 0 {
+            return std::task::Poll::Ready(None);
+        }
+        polls -= 1;
+        work.as_mut().poll(context).map(Some)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn what_follows_on_a_connection_that_was_given_up_in_a_transaction_is_committed() {
+    let url = PostgresServer::shared().database().await;
+    let one = PostgresConfig { max_connections: 1, ..PATIENT };
+    let ledger = PostgresLedger::connect_lazy(&url, &one).expect("a URL");
+    let other = self::ledger(&url);
+    for (place, together) in [(0_u8, false), (1, true)] {
+        for polls in 1..=24 {
+            let of = |what: &str| subject("t1:as4", &format!("{what} {place} {polls}"));
+            let record = registration(u64::from(polls), now(), 60);
+            if together {
+                let wanted = [(of("given up"), record.clone())];
+                drop(given_up_after(polls, ledger.register_together(&wanted, REPLAY_SECONDS)).await);
+            } else {
+                let facts = [fact(&of("given up"), &record)];
+                drop(given_up_after(polls, ledger.persist(&facts, now())).await);
+            }
+            ledger.register(&of("next"), &record, REPLAY_SECONDS).await.expect("registered");
+            let standing = other.standing(&of("next")).await.expect("answers");
+            assert!(standing.is_some(), "acknowledged and not committed, after {polls} polls, together {together}");
+        }
+    }
+}
