@@ -1,7 +1,5 @@
 //! What stands between the check and a hot tier that does not answer: nobody waits for it twice.
 
-mod hash_slot;
-
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -17,7 +15,7 @@ use ledger_domain::ports::{
 use ledger_domain::transition::{Amended, Counted, Found, Swapped};
 use ledger_domain::{Slot, Timestamp};
 
-use self::hash_slot::{HASH_SLOTS, hash_slot};
+use crate::hash_slot::{HASH_SLOTS, hash_slot};
 use crate::os_time::{OsTime, Reading, TimeSource};
 
 /// Lanes of a cluster. A shard holds ranges of hash slots, so a lane lies on one shard, or on two where it holds a border; of
@@ -188,7 +186,7 @@ impl Shared {
     fn lane_of(&self, slot: &Slot) -> usize {
         match self.breakers.len() {
             1 => 0,
-            lanes => hash_slot(slot.as_bytes()) * lanes / HASH_SLOTS,
+            lanes => usize::from(hash_slot(slot.as_bytes())) * lanes / usize::from(HASH_SLOTS),
         }
     }
 

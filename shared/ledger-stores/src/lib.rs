@@ -13,6 +13,7 @@ mod control_state;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 pub mod guarded;
+mod hash_slot;
 pub mod hot_watch;
 #[cfg(feature = "embedded")]
 pub mod memory;

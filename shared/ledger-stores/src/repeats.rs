@@ -45,7 +45,15 @@ impl EventQueue for RepeatsQueue {
             && let Ok(now) = self.clock.now()
         {
             match self.cold.persist(facts, now).await {
-                Ok(_) => return facts.iter().map(|_| Ok(())).collect(),
+                Ok(persisted) => {
+                    if persisted.false_new > 0 {
+                        tracing::error!(
+                            count = persisted.false_new,
+                            "ALARM: false NEW: a key was registered again inside its window"
+                        );
+                    }
+                    return facts.iter().map(|_| Ok(())).collect();
+                }
                 Err(error) => {
                     tracing::warn!(
                         error = chain(&error),

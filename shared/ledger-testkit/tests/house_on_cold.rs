@@ -64,6 +64,7 @@ on_each_ledger!(
     an_unreadable_value_is_settled_by_the_row_and_left_as_it_is,
     a_lost_confirmation_is_healed_by_the_cold_writer,
     a_lost_key_is_healed_and_a_newer_one_is_not_overwritten,
+    repeats_go_past_the_queue_while_the_hot_tier_is_not_complete,
     a_false_new_is_linked_and_counted_once_in_either_order,
     poison_fails_alone_and_the_rest_is_written,
     a_ledger_that_refuses_a_fact_fails_it_alone,
@@ -333,6 +334,31 @@ async fn a_lost_confirmation_is_healed_by_the_cold_writer(mut t: Test) {
     let written = t.drain(&t.house.queue.taken()).await;
     assert_eq!((written.persisted, written.healed, written.false_new), (3, 1, 0));
     assert_eq!(t.told_seen(asked).await.retry_count, 1);
+}
+
+async fn repeats_go_past_the_queue_while_the_hot_tier_is_not_complete(t: Test) {
+    use ledger_domain::ports::{EventQueue, HotTrust};
+    use ledger_stores::repeats::RepeatsQueue;
+    use ledger_testkit::cold_ledger::{fact, registration};
+    use ledger_testkit::faulty::{FaultRates, Faulty};
+    let cold = Arc::new(Faulty::new(Arc::clone(&t.cold), 1, FaultRates::NONE));
+    let repeats = RepeatsQueue::new(
+        Arc::clone(&t.house.queue) as Arc<dyn EventQueue>,
+        Arc::clone(&cold) as Arc<dyn ColdLedger>,
+        Arc::clone(&t.house.trust) as Arc<dyn HotTrust>,
+        Arc::clone(&t.clock) as Arc<dyn Clock>,
+    );
+    let of = |key: &str| fact(&check("t:as4", key, 1).subject, &registration(1, Timestamp::from_millis(START), 60));
+    let stands = async |key: &str| t.cold.standing(&check("t:as4", key, 1).subject).await.expect("answers").is_some();
+    assert_eq!(repeats.send(&[of("complete")]).await.len(), 1);
+    assert_eq!((t.house.queue.taken().len(), stands("complete").await), (1, false));
+    // A queue that takes each repeat would never count zero, and the keeper waits for that.
+    t.house.trust.set(false);
+    assert!(repeats.send(&[of("not complete")]).await[0].is_ok());
+    assert_eq!((t.house.queue.taken().len(), stands("not complete").await), (1, true));
+    cold.set_rates(FaultRates::DOWN);
+    assert!(repeats.send(&[of("cold ledger down")]).await[0].is_ok());
+    assert_eq!(t.house.queue.taken().len(), 2);
 }
 
 async fn a_lost_key_is_healed_and_a_newer_one_is_not_overwritten(mut t: Test) {

@@ -139,7 +139,7 @@ impl HotTier for Scripted {
 
 /// The lane of a slot in a cluster.
 fn lane(slot: &Slot) -> usize {
-    hash_slot(slot.as_bytes()) * CLUSTER_LANES / HASH_SLOTS
+    usize::from(hash_slot(slot.as_bytes())) * CLUSTER_LANES / usize::from(HASH_SLOTS)
 }
 
 fn slot(number: usize) -> Slot {

@@ -6,47 +6,13 @@ use std::sync::LazyLock;
 use ::redis::{RedisError, RedisResult, Value};
 
 use super::error::unexpected_reply;
-
-/// How many hash slots a cluster has.
-pub(super) const HASH_SLOTS: u16 = 16_384;
+use crate::hash_slot::{HASH_SLOTS, hash_slot};
 
 /// The tags tried for [`tag_of`] are numbers of six digits below this; each hash slot has one (a test looks at all).
 const TAGS_END: u32 = 170_000;
 
 /// Where a node listens.
 pub(super) type Address = (String, u16);
-
-/// The hash slot of a key, as the cluster specification has it: of what stands in the first `{}` where that is something, else
-/// of the whole key. A ledger slot's digest may hold these bytes too.
-pub(super) fn hash_slot(key: &[u8]) -> u16 {
-    let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
-        let rest = &key[open + 1..];
-        let close = rest.iter().position(|byte| *byte == b'}')?;
-        (close > 0).then(|| &rest[..close])
-    });
-    crc16(tag.unwrap_or(key)) % HASH_SLOTS
-}
-
-/// CRC-16/XMODEM.
-fn crc16(bytes: &[u8]) -> u16 {
-    bytes.iter().fold(0, |crc, byte| (crc << 8) ^ CRC16[usize::from((crc >> 8) as u8 ^ byte)])
-}
-
-static CRC16: [u16; 256] = {
-    let mut table = [0; 256];
-    let mut byte = 0;
-    while byte < 256 {
-        let mut crc = (byte as u16) << 8;
-        let mut bit = 0;
-        while bit < 8 {
-            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
-            bit += 1;
-        }
-        table[byte] = crc;
-        byte += 1;
-    }
-    table
-};
 
 /// A text whose hash slot is `slot`.
 pub(super) fn tag_of(slot: u16) -> String {
@@ -198,16 +164,6 @@ mod tests {
             Value::Array(vec![Value::Int(*first), Value::Int(*last), primary])
         };
         Value::Array(ranges.iter().map(range).collect())
-    }
-
-    #[test]
-    fn hash_slots_are_those_of_the_specification() {
-        assert_eq!(crc16(b"123456789"), 0x31C3);
-        assert_eq!(hash_slot(b"foo"), 12_182);
-        assert_eq!(hash_slot(b"{user1000}.following"), hash_slot(b"user1000"));
-        assert_eq!(hash_slot(b"foo{}{bar}"), crc16(b"foo{}{bar}") % HASH_SLOTS, "nothing in the first: the whole key");
-        assert_eq!(hash_slot(b"foo{{bar}}zap"), hash_slot(b"{bar"));
-        assert_eq!(hash_slot(b"a{b"), crc16(b"a{b") % HASH_SLOTS);
     }
 
     #[test]

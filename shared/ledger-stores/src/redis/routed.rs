@@ -11,9 +11,10 @@ use ledger_domain::ports::StoreError;
 use super::cluster::{Cluster, Node};
 use super::command::Command;
 use super::error::breaks_connection;
-use super::layout::{Address, hash_slot, redirection};
+use super::layout::{Address, redirection};
 use super::scripts::Call;
 use super::{Reply, exchange, overtaken, unknown};
+use crate::hash_slot::hash_slot;
 
 /// How often a request that a node refused, because it is not the node to ask, is sent on.
 const REDIRECTS_MAX: usize = 4;

@@ -1,7 +1,7 @@
 //! Redis Cluster's hash slots: which keys go down together.
 
 /// Hash slots of a cluster.
-pub(super) const HASH_SLOTS: usize = 16_384;
+pub(crate) const HASH_SLOTS: u16 = 16_384;
 
 /// The polynomial of CRC-16/XMODEM.
 const POLYNOMIAL: u16 = 0x1021;
@@ -24,8 +24,8 @@ const TABLE: [u16; 256] = {
 
 /// The hash slot of a key: that of the part between the first `{` and the next `}`, where there is one and it is not empty. A
 /// key of digest bytes may well hold both.
-pub(super) fn hash_slot(key: &[u8]) -> usize {
-    usize::from(crc16(tag(key).unwrap_or(key))) % HASH_SLOTS
+pub(crate) fn hash_slot(key: &[u8]) -> u16 {
+    crc16(tag(key).unwrap_or(key)) % HASH_SLOTS
 }
 
 fn tag(key: &[u8]) -> Option<&[u8]> {
@@ -67,8 +67,7 @@ mod tests {
             })
             .collect();
         for key in tagged.into_iter().chain(digests.iter().map(Vec::as_slice)) {
-            let slot = u16::try_from(hash_slot(key)).expect("below 16,384");
-            assert_eq!(Slot::new(slot), Some(Slot::for_key(key)), "{key:?}");
+            assert_eq!(Slot::new(hash_slot(key)), Some(Slot::for_key(key)), "{key:?}");
         }
     }
 }
