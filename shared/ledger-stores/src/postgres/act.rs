@@ -9,7 +9,7 @@ use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres};
 
-use super::row::{PgTime, claim_row};
+use super::row::{PgTime, claim_row, claim_rows};
 use super::{ATTEMPTS, PostgresLedger, back_off, error, query, settle, sql};
 
 impl PostgresLedger {
@@ -85,5 +85,5 @@ pub(super) async fn read_standing(
     let keys: Vec<&str> = subjects.iter().map(|subject| subject.key.as_str()).collect();
     let parts: Vec<bool> = subjects.iter().map(|subject| subject.key.is_parts()).collect();
     let rows = query(sql::STANDING).bind(&scopes).bind(&keys).bind(&parts).fetch_all(conn).await?;
-    rows.iter().map(|row| claim_row(row).map(|claim| (claim.subject, claim.record))).collect()
+    Ok(claim_rows(&rows)?.into_iter().map(|claim| (claim.subject, claim.record)).collect())
 }

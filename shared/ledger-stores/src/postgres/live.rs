@@ -3,7 +3,7 @@
 use ledger_domain::ports::{ClaimRow, Position, StoreError};
 use ledger_domain::{RegistrationId, Timestamp};
 
-use super::row::{PgTime, claim_row};
+use super::row::{PgTime, claim_rows};
 use super::{PostgresLedger, query, settle, sql};
 use crate::cold::{NEWEST, WINDOW_MAX_MS, live_rows};
 
@@ -45,7 +45,7 @@ impl PostgresLedger {
                 .bind(PgTime(now))
                 .bind(open);
             let found = self.within(read.fetch_all(&mut *conn)).await;
-            let found = found.and_then(|found| found.iter().map(claim_row).collect::<Result<Vec<_>, _>>());
+            let found = found.and_then(|found| claim_rows(&found));
             let found = settle(OPERATION, &mut conn, found)?;
             open -= i64::try_from(found.len()).unwrap_or(i64::MAX);
             rows.extend(found);

@@ -12,7 +12,7 @@ use ledger_domain::{Fact, Record, RegistrationId, State, Subject, Timestamp};
 use sha2::{Digest as _, Sha256};
 use sqlx::{Connection as _, PgConnection, Row as _};
 
-use super::row::{Columns, PgTime, claim_row};
+use super::row::{Columns, PgTime, claim_rows};
 use super::{ATTEMPTS, PostgresLedger, back_off, error, query, settle, sql};
 use crate::cold::{Coalesced, Told, check_plausible, coalesce, stored_trail};
 
@@ -144,10 +144,9 @@ async fn write_claims<'a>(
     let rows = statement.fetch_all(conn).await?;
 
     let keys: HashMap<&Subject, &Coalesced<'_>> = batch.iter().map(|key| (key.subject, *key)).collect();
-    let mut claims = Vec::with_capacity(rows.len());
+    let claims = claim_rows(&rows)?;
     let mut suspects = Vec::new();
-    for row in rows {
-        let claim = claim_row(&row)?;
+    for (row, claim) in rows.iter().zip(&claims) {
         let others_until = row.try_get::<Option<PgTime>, _>("others_until")?.map(|at| at.0);
         if let Some(key) = keys.get(&claim.subject)
             && may_overlap(&key.registrations, &claim.record, others_until)
@@ -155,7 +154,6 @@ async fn write_claims<'a>(
             let suspect = |Told { record, .. }: &Told| (key.subject, record.first_seen_at, record.registration_id);
             suspects.extend(key.registrations.iter().map(suspect));
         }
-        claims.push(claim);
     }
     Ok((claims, suspects))
 }

@@ -6,7 +6,7 @@ use ledger_domain::ports::{Registered, StoreError, Together};
 use ledger_domain::{Record, Subject, Timestamp};
 use sqlx::{Connection as _, PgConnection};
 
-use super::row::{Columns, PgTime, claim_row};
+use super::row::{Columns, PgTime, claim_row, claim_rows};
 use super::{ATTEMPTS, PostgresLedger, back_off, error, query, settle, sql};
 use crate::cold::{is_own, replay_ms, won_after};
 
@@ -138,7 +138,7 @@ async fn run(
         columns.push_all(subject, record);
     }
     let rows = columns.bind_all(query(sql::REGISTER)).bind(replay_ms(replay_seconds)).fetch_all(conn).await?;
-    rows.iter().map(|row| claim_row(row).map(|claim| (claim.subject, claim.record))).collect()
+    Ok(claim_rows(&rows)?.into_iter().map(|claim| (claim.subject, claim.record)).collect())
 }
 
 async fn register_one(

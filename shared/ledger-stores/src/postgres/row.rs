@@ -10,7 +10,7 @@ use sqlx::error::BoxDynError;
 use sqlx::postgres::types::Oid;
 use sqlx::postgres::{PgArgumentBuffer, PgArguments, PgHasArrayType, PgRow, PgTypeInfo, PgValueFormat, PgValueRef};
 use sqlx::query::Query;
-use sqlx::{Decode, Encode, Postgres, Row, Type};
+use sqlx::{Column as _, Decode, Encode, Postgres, Row, Type};
 
 use crate::cold::{column, damaged, ended, read_trail};
 
@@ -149,73 +149,113 @@ impl<'a> Columns<'a> {
     }
 }
 
-fn time(row: &PgRow, name: &'static str) -> Result<Timestamp, sqlx::Error> {
-    Ok(row.try_get::<PgTime, _>(name)?.0)
+/// Where an answer's columns are: looked up once for all its rows, as a look-up by name for each value of each row costs as much
+/// as reading the value.
+macro_rules! ordinals {
+    ($(#[$doc:meta])* $name:ident: $($column:ident),+) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        struct $name {
+            $($column: usize),+
+        }
+
+        impl $name {
+            fn of(row: &PgRow) -> Result<Self, sqlx::Error> {
+                Ok(Self { $($column: row.try_column(stringify!($column))?.ordinal()),+ })
+            }
+        }
+    };
 }
 
-fn bytes<const N: usize>(row: &PgRow, name: &'static str) -> Result<[u8; N], sqlx::Error> {
-    column(name, <[u8; N]>::try_from(row.try_get::<&[u8], _>(name)?))
+ordinals! {
+    /// Those of both tables.
+    RowColumns: scope, key, key_is_parts, payload_sha256, source_service, first_seen_at, last_seen_at, retry_count,
+    registration_id, nonce, window_ends_at, state, attempt, won_at, lease_ends_at, drift_count, drift_last_sha256,
+    drift_last_at, response_content_type, attempt_source_service, ended_at, fail_reason
 }
 
-pub(super) fn subject(row: &PgRow) -> Result<Subject, sqlx::Error> {
+fn time(row: &PgRow, at: usize) -> Result<Timestamp, sqlx::Error> {
+    Ok(row.try_get::<PgTime, _>(at)?.0)
+}
+
+fn bytes<const N: usize>(row: &PgRow, at: usize, name: &'static str) -> Result<[u8; N], sqlx::Error> {
+    column(name, <[u8; N]>::try_from(row.try_get::<&[u8], _>(at)?))
+}
+
+fn subject(row: &PgRow, at: &RowColumns) -> Result<Subject, sqlx::Error> {
     Ok(Subject {
-        scope: column("scope", Scope::parse(row.try_get("scope")?, None))?,
-        key: column("key", MessageKey::from_stored(row.try_get("key")?, row.try_get("key_is_parts")?))?,
+        scope: column("scope", Scope::parse(row.try_get(at.scope)?, None))?,
+        key: column("key", MessageKey::from_stored(row.try_get(at.key)?, row.try_get(at.key_is_parts)?))?,
     })
 }
 
-fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
-    let drift = match row.try_get::<Option<i64>, _>("drift_count")? {
+fn record(row: &PgRow, at: &RowColumns) -> Result<Record, sqlx::Error> {
+    let drift = match row.try_get::<Option<i64>, _>(at.drift_count)? {
         None => None,
         Some(count) => Some(Drift {
             count: column("drift_count", count.try_into())?,
-            last_hash: PayloadHash::from_bytes(bytes(row, "drift_last_sha256")?),
-            last_at: time(row, "drift_last_at")?,
+            last_hash: PayloadHash::from_bytes(bytes(row, at.drift_last_sha256, "drift_last_sha256")?),
+            last_at: time(row, at.drift_last_at)?,
         }),
     };
-    let source_service: Option<&str> = row.try_get("source_service")?;
-    let attempt_source: Option<&str> = row.try_get("attempt_source_service")?;
-    let ended_at = row.try_get::<Option<PgTime>, _>("ended_at")?.map(|at| at.0);
+    let source_service: Option<&str> = row.try_get(at.source_service)?;
+    let attempt_source: Option<&str> = row.try_get(at.attempt_source_service)?;
+    let ended_at = row.try_get::<Option<PgTime>, _>(at.ended_at)?.map(|at| at.0);
     Ok(Record {
-        registration_id: RegistrationId::from_bytes(bytes(row, "registration_id")?),
-        state: State::parse(row.try_get("state")?).ok_or_else(|| damaged("state"))?,
-        attempt: column("attempt", row.try_get::<i32, _>("attempt")?.try_into())?,
-        nonce: Nonce::from_bytes(bytes(row, "nonce")?),
-        won_at: time(row, "won_at")?,
-        first_seen_at: time(row, "first_seen_at")?,
-        last_seen_at: time(row, "last_seen_at")?,
-        window_ends_at: time(row, "window_ends_at")?,
-        payload_hash: PayloadHash::from_bytes(bytes(row, "payload_sha256")?),
-        retry_count: column("retry_count", row.try_get::<i64, _>("retry_count")?.try_into())?,
+        registration_id: RegistrationId::from_bytes(bytes(row, at.registration_id, "registration_id")?),
+        state: State::parse(row.try_get(at.state)?).ok_or_else(|| damaged("state"))?,
+        attempt: column("attempt", row.try_get::<i32, _>(at.attempt)?.try_into())?,
+        nonce: Nonce::from_bytes(bytes(row, at.nonce, "nonce")?),
+        won_at: time(row, at.won_at)?,
+        first_seen_at: time(row, at.first_seen_at)?,
+        last_seen_at: time(row, at.last_seen_at)?,
+        window_ends_at: time(row, at.window_ends_at)?,
+        payload_hash: PayloadHash::from_bytes(bytes(row, at.payload_sha256, "payload_sha256")?),
+        retry_count: column("retry_count", row.try_get::<i64, _>(at.retry_count)?.try_into())?,
         source_service: column("source_service", source_service.map(SourceService::parse).transpose())?,
         drift,
-        lease_ends_at: row.try_get::<Option<PgTime>, _>("lease_ends_at")?.map(|at| at.0),
+        lease_ends_at: row.try_get::<Option<PgTime>, _>(at.lease_ends_at)?.map(|at| at.0),
         response: None,
         attempt_source: column("attempt_source_service", attempt_source.map(SourceService::parse).transpose())?,
-        ended: ended(ended_at, row.try_get("fail_reason")?)?,
+        ended: ended(ended_at, row.try_get(at.fail_reason)?)?,
         undurable: false,
         take_over: None,
     })
 }
 
-/// Reads a row of `dedup_claim`.
-pub(super) fn claim_row(row: &PgRow) -> Result<ClaimRow, sqlx::Error> {
-    let response = match row.try_get::<Option<&str>, _>("response_content_type")? {
-        None => None,
-        Some(text) => Some(StoredResponse {
-            content_type: column("response_content_type", ContentType::parse(text))?,
-            body: row.try_get("response_body")?,
-        }),
+/// Reads rows of `dedup_claim`, one answer's.
+pub(super) fn claim_rows(rows: &[PgRow]) -> Result<Vec<ClaimRow>, sqlx::Error> {
+    let Some(first) = rows.first() else { return Ok(Vec::new()) };
+    let at = RowColumns::of(first)?;
+    let read = |row: &PgRow| {
+        let response = match row.try_get::<Option<&str>, _>(at.response_content_type)? {
+            None => None,
+            Some(text) => Some(StoredResponse {
+                content_type: column("response_content_type", ContentType::parse(text))?,
+                body: row.try_get("response_body")?,
+            }),
+        };
+        Ok(ClaimRow { subject: subject(row, &at)?, record: Record { response, ..record(row, &at)? } })
     };
-    Ok(ClaimRow { subject: subject(row)?, record: Record { response, ..record(row)? } })
+    rows.iter().map(read).collect()
 }
 
-/// Reads a row of `dedup_ledger`.
-pub(super) fn history_row(row: &PgRow) -> Result<HistoryRow, sqlx::Error> {
-    let false_new_of = match row.try_get::<Option<&[u8]>, _>("false_new_of")? {
-        None => None,
-        Some(id) => Some(RegistrationId::from_bytes(column("false_new_of", id.try_into())?)),
+/// Reads a row of `dedup_claim`.
+pub(super) fn claim_row(row: &PgRow) -> Result<ClaimRow, sqlx::Error> {
+    claim_rows(std::slice::from_ref(row))?.pop().ok_or(sqlx::Error::RowNotFound)
+}
+
+/// Reads rows of `dedup_ledger`, one answer's.
+pub(super) fn history_rows(rows: &[PgRow]) -> Result<Vec<HistoryRow>, sqlx::Error> {
+    let Some(first) = rows.first() else { return Ok(Vec::new()) };
+    let at = RowColumns::of(first)?;
+    let read = |row: &PgRow| {
+        let false_new_of = match row.try_get::<Option<&[u8]>, _>("false_new_of")? {
+            None => None,
+            Some(id) => Some(RegistrationId::from_bytes(column("false_new_of", id.try_into())?)),
+        };
+        let trail = read_trail(row.try_get("trail")?)?;
+        Ok(HistoryRow { subject: subject(row, &at)?, record: record(row, &at)?, trail, false_new_of })
     };
-    let trail = read_trail(row.try_get("trail")?)?;
-    Ok(HistoryRow { subject: subject(row)?, record: record(row)?, trail, false_new_of })
+    rows.iter().map(read).collect()
 }

@@ -4,7 +4,7 @@ use ledger_domain::ports::{HistoryPage, HistoryQuery, StoreError};
 use ledger_domain::{PayloadHash, Subject, Tenant};
 use sqlx::postgres::PgRow;
 
-use super::row::{PgTime, history_row};
+use super::row::{PgTime, history_rows};
 use super::{PostgresLedger, query, settle, sql};
 use crate::cold::Window;
 
@@ -51,6 +51,6 @@ impl PostgresLedger {
 }
 
 fn page(rows: &[PgRow], window: &Window) -> Result<HistoryPage, sqlx::Error> {
-    let rows = rows.iter().map(history_row).collect::<Result<_, _>>()?;
+    let rows = history_rows(rows)?;
     Ok(window.page(rows))
 }

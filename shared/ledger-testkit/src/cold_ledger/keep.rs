@@ -8,7 +8,9 @@ use ledger_domain::claim::{Act, ClaimId};
 use ledger_domain::ports::{ClaimRow, ColdLedger, Position};
 use ledger_domain::{MessageKey, Record, Subject, Timestamp};
 
-use super::{Place, REPLAY_SECONDS, claimed, drift, fact, history, live, now, ours, registration, response, subject};
+use super::{
+    Place, REPLAY_SECONDS, attempt, claimed, drift, fact, history, live, now, ours, registration, response, subject,
+};
 
 const DAY_SECONDS: u64 = 86_400;
 const DAY_MS: i64 = 86_400_000;
@@ -192,6 +194,21 @@ pub async fn what_was_purged_registers_anew_and_late_facts_still_merge(place: Pl
     assert_eq!(live(&*place.b, &key, now().plus_seconds(30)).await, Some(second.clone()));
     let rows: Vec<_> = history(&*place.b, &key).await.into_iter().map(|row| (row.record, row.false_new_of)).collect();
     assert_eq!(rows, [(second, None), (repeated, None)]);
+}
+
+/// History knows a registration that no claim stands for any more, and its check comes again: both rows are its own, merged.
+pub async fn what_was_purged_is_registered_again_by_its_own_check_in_one_row(place: Place) {
+    let key = subject("t1:as4", "k");
+    let counted = Record { retry_count: 3, ..registration(1, now(), 10) };
+    place.a.persist(&[fact(&key, &counted)], now()).await.expect("persisted");
+    assert_eq!(place.a.purge(now().plus_seconds(20), 100).await.expect("purged"), 1);
+    let again = Record { retry_count: 0, ..claimed(1, now(), 10, 5) };
+    assert_eq!(ours(place.b.register(&key, &again, REPLAY_SECONDS).await.expect("new")), again);
+    assert_eq!(place.a.standing(&key).await.expect("an answer"), Some(again.clone()));
+    let rows = history(&*place.a, &key).await;
+    let [row] = rows.as_slice() else { panic!("expected one row, got {rows:#?}") };
+    assert_eq!((row.record.retry_count, &row.record.source_service), (3, &again.source_service));
+    assert_eq!(row.trail.attempts(), [attempt(&again)]);
 }
 
 /// Keys that have ended are registered again while they are purged, over and over: whoever was told that a registration is

@@ -255,6 +255,7 @@ macro_rules! cold_ledger_conformance {
             keep::a_purge_is_bounded_and_comes_to_an_end,
             keep::a_purge_waits_for_the_windows_of_the_keys_other_registrations,
             keep::what_was_purged_registers_anew_and_late_facts_still_merge,
+            keep::what_was_purged_is_registered_again_by_its_own_check_in_one_row,
             keep::a_purge_beside_writers_removes_no_row_that_was_registered_again,
             search::the_watermark_never_moves_back,
             search::the_ledger_tells_its_time,

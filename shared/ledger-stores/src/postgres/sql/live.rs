@@ -1,10 +1,8 @@
 //! Live rows: newest first, and the purge.
 
-/// Live rows first seen from parameter 1 on, older than a place (2 and 3), whose window is not over at 4. `dedup_claim_newest`
-/// has all three columns, so that rows whose window is over are passed over within the index.
-pub(in crate::postgres) const NEWEST_LIVE: &str = "SELECT * FROM dedup_claim \
-     WHERE first_seen_at >= $1 AND (first_seen_at, registration_id) < ($2, $3) AND window_ends_at > $4 \
-     ORDER BY first_seen_at DESC, registration_id DESC LIMIT $5";
+/// Live rows first seen from parameter 1 on, older than a place (2 and 3), whose window is not over at 4, at most 5 of them:
+/// `dedup_newest_live` of migration 0005, which says what it does and why it is a function.
+pub(in crate::postgres) const NEWEST_LIVE: &str = "SELECT * FROM public.dedup_newest_live($1, $2, $3, $4, $5)";
 
 /// When the newest row older than a place was first seen, whatever its window. Parameters 1 to 3 as for [`NEWEST_LIVE`].
 pub(in crate::postgres) const NEWEST_BEFORE: &str = "SELECT first_seen_at FROM dedup_claim \
