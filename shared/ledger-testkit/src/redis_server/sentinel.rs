@@ -1,6 +1,8 @@
 //! Sentinels that watch a primary and its replica.
 #![allow(clippy::expect_used, reason = "a fixture that cannot start fails the test at once")]
 
+use std::net::SocketAddr;
+
 use tempfile::TempDir;
 
 use super::{Node, args, connect, is_role, patient, plain_url, temp_dir};
@@ -8,6 +10,8 @@ use crate::process::poll;
 
 /// The name by which the Sentinels know the primary.
 const PRIMARY_NAME: &str = "the-primary";
+/// After twice this time Sentinels that did not agree on a leader try again, in milliseconds.
+const FAIL_OVER_TIMEOUT_MS: u64 = 2_000;
 
 /// A primary, its replica, and three Sentinels that watch them.
 #[derive(Debug)]
@@ -19,9 +23,23 @@ pub struct RedisSentinel {
 }
 
 impl RedisSentinel {
-    /// Starts them and waits until each Sentinel knows the replica and the other Sentinels.
+    /// Starts them and waits until each Sentinel knows the replica and the other Sentinels. By themselves they do nothing within
+    /// a test: see [`RedisSentinel::fail_over`].
     #[must_use]
     pub fn start() -> Self {
+        Self::start_with("")
+    }
+
+    /// As [`RedisSentinel::start`], with Sentinels that replace a primary which has not answered for `down_after_ms`.
+    #[must_use]
+    pub fn start_watchful(down_after_ms: u64) -> Self {
+        Self::start_with(&format!(
+            "sentinel down-after-milliseconds {PRIMARY_NAME} {down_after_ms}\n\
+             sentinel failover-timeout {PRIMARY_NAME} {FAIL_OVER_TIMEOUT_MS}\n"
+        ))
+    }
+
+    fn start_with(settings: &str) -> Self {
         let dir = temp_dir();
         let plain = |port: u16| args(dir.path(), &["--port", &port.to_string(), "--repl-diskless-sync-delay", "0"]);
         let primary = Node::start(dir.path(), plain, plain_url, None);
@@ -32,7 +50,7 @@ impl RedisSentinel {
         let sentinel_args = |port: u16| {
             let config = dir.path().join(format!("sentinel-{port}.conf"));
             let lines = format!(
-                "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor {PRIMARY_NAME} 127.0.0.1 {} 2\n",
+                "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor {PRIMARY_NAME} 127.0.0.1 {} 2\n{settings}",
                 dir.path().display(),
                 primary.port
             );
@@ -59,21 +77,30 @@ impl RedisSentinel {
     /// The URL of the server that is the primary now, as a single server.
     #[must_use]
     pub fn primary_url(&self) -> String {
-        self.servers.iter().find(|node| is_role(node, "master")).expect("one is the primary").url()
+        plain_url(known_to(&self.sentinels[0]))
+    }
+
+    /// Where the server listens that is the primary now.
+    #[must_use]
+    pub fn primary_address(&self) -> SocketAddr {
+        ([127, 0, 0, 1], known_to(&self.sentinels[0])).into()
     }
 
     /// Kills the primary, as a crash would.
     pub fn kill_primary(&mut self) {
-        let primary = self.servers.iter_mut().find(|node| is_role(node, "master")).expect("one is the primary");
+        let port = known_to(&self.sentinels[0]);
+        let primary = self.servers.iter_mut().find(|node| node.port == port).expect("the Sentinels know our primary");
         primary.process.kill();
+    }
+
+    /// Starts each server again that was killed, on its port and with nothing in it. The Sentinels make it a replica.
+    pub fn restart_killed(&mut self) {
+        self.servers.iter_mut().filter_map(|node| node.process.has_ended().then_some(node)).for_each(Node::restart);
     }
 
     /// Makes the Sentinels promote the replica, and waits until it is done and the old primary, where it lives, follows.
     pub fn fail_over(&self) {
-        let known = |sentinel: &Node| {
-            sentinel.ask::<Vec<String>>(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", PRIMARY_NAME]).remove(1)
-        };
-        let before = known(&self.sentinels[0]);
+        let before = self.primary_address();
         // A Sentinel that has just met the replica does not yet know that it may promote it.
         let mut sentinel = connect(&self.sentinels[0].url(), None).expect("connect to a Sentinel that answered");
         let begun =
@@ -83,12 +110,20 @@ impl RedisSentinel {
                 Err(error) => panic!("SENTINEL FAILOVER: {error}"),
             });
         begun.expect("a Sentinel comes to know the replica");
-        let done = poll(|| {
-            let primaries: Vec<&Node> = self.servers.iter().filter(|node| is_role(node, "master")).collect();
-            let [primary] = primaries.as_slice() else { return None };
-            let port = primary.port.to_string();
-            (port != before && self.sentinels.iter().all(|sentinel| known(sentinel) == port)).then_some(())
-        });
-        done.expect("the Sentinels promote the replica");
+        poll(|| self.have_replaced(before).then_some(())).expect("the Sentinels promote the replica");
     }
+
+    /// Whether another than the one at `before` is the only primary, and each Sentinel knows it.
+    #[must_use]
+    pub fn have_replaced(&self, before: SocketAddr) -> bool {
+        let primaries: Vec<&Node> = self.servers.iter().filter(|node| is_role(node, "master")).collect();
+        let [primary] = primaries.as_slice() else { return false };
+        primary.port != before.port() && self.sentinels.iter().all(|sentinel| known_to(sentinel) == primary.port)
+    }
+}
+
+/// The port of the primary, as a Sentinel knows it.
+fn known_to(sentinel: &Node) -> u16 {
+    let address: Vec<String> = sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", PRIMARY_NAME]);
+    address[1].parse().expect("a port")
 }

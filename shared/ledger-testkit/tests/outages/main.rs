@@ -90,7 +90,7 @@ fn two_at_once(random: &SeededEntropy) -> Vec<Outage> {
     let first = pick();
     loop {
         let second = pick();
-        if second.part() != first.part() {
+        if first.goes_with(second) {
             return vec![first, second];
         }
     }

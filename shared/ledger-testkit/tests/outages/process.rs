@@ -34,17 +34,23 @@ const MEASURES_MAX: u32 = 120;
 const SESSION: ColdSessionSettings =
     ColdSessionSettings { lifetime_ms: 4_000, margin_ms: 700, decision_ms: 1_000, timeout_ms: 500, retry_ms: 250 };
 
-fn redis_url(address: SocketAddr, limit_ms: u64) -> String {
-    with_timeouts(&format!("redis://{address}"), limit_ms, limit_ms)
+/// How a process finds Redis.
+#[derive(Debug, Clone)]
+pub(crate) enum Way {
+    /// At this address, through a proxy of its own.
+    Proxied(SocketAddr),
+    /// By this URL, of Sentinels, which name the servers themselves: no proxy can be put in between.
+    Sentinels(String),
 }
 
 /// The URL of the Redis at `address`, for a tier that waits for it.
 pub(crate) fn patient_url(address: SocketAddr) -> String {
-    redis_url(address, PATIENT_REDIS_LIMIT_MS)
+    with_timeouts(&format!("redis://{address}"), PATIENT_REDIS_LIMIT_MS, PATIENT_REDIS_LIMIT_MS)
 }
 
 pub(crate) struct Process {
-    pub(crate) proxy: TcpProxy,
+    /// On its way to Redis, where one can be.
+    pub(crate) proxy: Option<TcpProxy>,
     pub(crate) hot: Arc<dyn HotTier>,
     pub(crate) cold: Arc<dyn ColdLedger>,
     pub(crate) watch: Arc<HotWatch>,
@@ -54,13 +60,21 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) async fn start(
-        redis: SocketAddr,
+        redis: Way,
         redis_fails: bool,
         postgres_url: &str,
         control_plane: Arc<dyn ControlPlane>,
     ) -> Self {
-        let proxy = TcpProxy::start(redis).await;
-        let url = if redis_fails { redis_url(proxy.address(), REDIS_LIMIT_MS) } else { patient_url(proxy.address()) };
+        let (proxy, url) = match redis {
+            Way::Proxied(address) => {
+                let proxy = TcpProxy::start(address).await;
+                let url = patient_url(proxy.address());
+                (Some(proxy), url)
+            }
+            Way::Sentinels(url) => (None, url),
+        };
+        let limit_ms = if redis_fails { REDIS_LIMIT_MS } else { PATIENT_REDIS_LIMIT_MS };
+        let url = with_timeouts(&url, limit_ms, limit_ms);
         let bare: Arc<dyn HotTier> = Arc::new(RedisHotTier::open(&url).expect("a URL of this fixture"));
         let hot: Arc<dyn HotTier> =
             Arc::new(GuardedHotTier::new(Arc::clone(&bare), Lanes::One, BreakerSettings::default()));

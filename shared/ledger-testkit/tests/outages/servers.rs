@@ -3,15 +3,23 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use ledger_testkit::faulty::FaultRates;
 use ledger_testkit::postgres_server::PostgresServer;
-use ledger_testkit::redis_server::RedisServer;
+use ledger_testkit::redis_server::{RedisSentinel, RedisServer};
 use ledger_testkit::tcp_proxy::{Mode, TcpProxy};
 use tokio::task::block_in_place;
 
 use crate::load::pause_ms;
+use crate::process::Way;
 use crate::world::World;
+
+/// How long a primary is silent before Sentinels replace it, in milliseconds: longer than a machine with many runs on it holds
+/// up a server that is well.
+const DOWN_AFTER_MS: u64 = 1_500;
+/// Sentinels that could not agree try again within this time.
+const FAIL_OVER_MAX: Duration = Duration::from_secs(60);
 
 /// What goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +35,8 @@ pub(crate) enum Outage {
     FailOverToEmpty,
     /// The primary dies, and a replica that has lagged takes its place.
     FailOverToLagging,
+    /// The primary dies, Sentinels promote its replica, and the dead one comes back with nothing in it.
+    SentinelFailOver,
     /// A replica is promoted, and one process stays with the old primary for a while.
     SplitBrain,
     /// Every connection to Redis is reset, again and again.
@@ -58,13 +68,14 @@ pub(crate) enum Part {
 }
 
 impl Outage {
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::RedisKilled,
         Self::RedisFrozen,
         Self::RedisFull,
         Self::RedisFlushed,
         Self::FailOverToEmpty,
         Self::FailOverToLagging,
+        Self::SentinelFailOver,
         Self::SplitBrain,
         Self::Resets,
         Self::Slow,
@@ -86,12 +97,19 @@ impl Outage {
             | Self::RedisFlushed
             | Self::FailOverToEmpty
             | Self::FailOverToLagging
+            | Self::SentinelFailOver
             | Self::SplitBrain => Part::Redis,
             Self::Resets | Self::Slow | Self::BlackHoleOfOne | Self::BlackHoleOfAll => Part::Network,
             Self::PostgresCrashed | Self::PostgresDiskFull => Part::Postgres,
             Self::QueueRefuses | Self::QueueUnsure | Self::QueueDuplicates => Part::Queue,
             Self::ControlPlaneDown => Part::ControlPlane,
         }
+    }
+
+    /// Whether both can happen in one run: they concern different parts, and no network is cut where no proxy can be.
+    pub(crate) fn goes_with(self, other: Self) -> bool {
+        let is_beside = |one: Self, other: Self| one == Self::SentinelFailOver && other.part() == Part::Network;
+        self.part() != other.part() && !is_beside(self, other) && !is_beside(other, self)
     }
 
     /// Whether the hot tier loses nothing and decides throughout, so that no repeat is told NEW.
@@ -107,10 +125,15 @@ impl Outage {
 
 /// The servers.
 pub(crate) struct Servers {
-    redis: RedisServer,
+    redis: Redis,
     /// Follows `redis` from the start, where a replica is to take over, through a proxy that can be cut.
     replica: Option<(RedisServer, TcpProxy)>,
     postgres: Postgres,
+}
+
+enum Redis {
+    One(RedisServer),
+    BehindSentinels(RedisSentinel),
 }
 
 enum Postgres {
@@ -118,10 +141,23 @@ enum Postgres {
     Own(Box<PostgresServer>),
 }
 
+impl Redis {
+    fn address(&self) -> SocketAddr {
+        match self {
+            Self::One(server) => server.address(),
+            Self::BehindSentinels(servers) => servers.primary_address(),
+        }
+    }
+}
+
 impl Servers {
     /// Starts what these outages need, and gives the database's URL.
     pub(crate) async fn start(outages: &[Outage]) -> (Self, String) {
-        let redis = block_in_place(RedisServer::start);
+        let redis = if outages.contains(&Outage::SentinelFailOver) {
+            Redis::BehindSentinels(block_in_place(|| RedisSentinel::start_watchful(DOWN_AFTER_MS)))
+        } else {
+            Redis::One(block_in_place(RedisServer::start))
+        };
         let replica = if outages.iter().any(|o| matches!(o, Outage::FailOverToLagging | Outage::SplitBrain)) {
             let link = TcpProxy::start(redis.address()).await;
             let replica = block_in_place(|| {
@@ -147,8 +183,30 @@ impl Servers {
         (Self { redis, replica, postgres }, url)
     }
 
+    /// Where the Redis listens that every process finds now.
     pub(crate) fn redis_address(&self) -> SocketAddr {
         self.redis.address()
+    }
+
+    pub(crate) fn way_to_redis(&self) -> Way {
+        match &self.redis {
+            Redis::One(server) => Way::Proxied(server.address()),
+            Redis::BehindSentinels(servers) => Way::Sentinels(servers.url().to_owned()),
+        }
+    }
+
+    fn one_redis(&mut self) -> &mut RedisServer {
+        match &mut self.redis {
+            Redis::One(server) => server,
+            Redis::BehindSentinels(_) => panic!("several servers are behind Sentinels"),
+        }
+    }
+
+    fn sentinels(&mut self) -> &mut RedisSentinel {
+        match &mut self.redis {
+            Redis::One(_) => panic!("no Sentinel watches this Redis"),
+            Redis::BehindSentinels(servers) => servers,
+        }
     }
 
     fn own_postgres(&mut self) -> &mut PostgresServer {
@@ -162,15 +220,20 @@ impl Servers {
 /// Sends every process but `but` to `target`.
 fn retarget(world: &World, target: SocketAddr, but: Option<usize>) {
     for (number, process) in world.processes().enumerate() {
-        if Some(number) != but {
-            process.proxy.set_target(target);
-            process.proxy.reset();
+        if let Some(proxy) = process.proxy.as_ref().filter(|_| Some(number) != but) {
+            proxy.set_target(target);
+            proxy.reset();
         }
     }
 }
 
+/// The processes' proxies before Redis.
+fn proxies(world: &World) -> impl Iterator<Item = &TcpProxy> {
+    world.processes().filter_map(|process| process.proxy.as_ref())
+}
+
 fn set_modes(world: &World, mode: Mode) {
-    world.processes().for_each(|process| process.proxy.set_mode(mode));
+    proxies(world).for_each(|proxy| proxy.set_mode(mode));
 }
 
 impl World {
@@ -179,14 +242,14 @@ impl World {
         let lasts = pause_ms(length_ms);
         match outage {
             Outage::RedisKilled => {
-                block_in_place(|| self.servers().redis.kill());
+                block_in_place(|| self.servers().one_redis().kill());
                 lasts.await;
                 self.replace_redis(block_in_place(RedisServer::start));
             }
             Outage::RedisFrozen => {
-                self.servers().redis.freeze();
+                self.servers().one_redis().freeze();
                 lasts.await;
-                self.servers().redis.thaw();
+                self.servers().one_redis().thaw();
             }
             Outage::RedisFull => {
                 self.redis_command(&["CONFIG", "SET", "maxmemory", "100kb"]);
@@ -199,7 +262,7 @@ impl World {
             }
             Outage::FailOverToEmpty => {
                 let empty = block_in_place(RedisServer::start);
-                block_in_place(|| self.servers().redis.kill());
+                block_in_place(|| self.servers().one_redis().kill());
                 pause_ms(length_ms / 4).await;
                 self.replace_redis(empty);
                 lasts.await;
@@ -208,11 +271,23 @@ impl World {
                 let (replica, link) = self.servers().replica.take().expect("a replica");
                 link.set_mode(Mode::BlackHole);
                 pause_ms(length_ms / 2).await;
-                block_in_place(|| self.servers().redis.kill());
+                block_in_place(|| self.servers().one_redis().kill());
                 drop(link);
                 pause_ms(length_ms / 4).await;
                 let () = block_in_place(|| replica.command(&["REPLICAOF", "NO", "ONE"]));
                 self.replace_redis(replica);
+                lasts.await;
+            }
+            Outage::SentinelFailOver => {
+                let before = self.redis_address();
+                block_in_place(|| self.servers().sentinels().kill_primary());
+                let is_over = || block_in_place(|| self.servers().sentinels().have_replaced(before));
+                let give_up_at = self.at() + FAIL_OVER_MAX;
+                while !is_over() {
+                    assert!(self.at() < give_up_at, "the Sentinels promote no replica");
+                    pause_ms(50).await;
+                }
+                block_in_place(|| self.servers().sentinels().restart_killed());
                 lasts.await;
             }
             Outage::SplitBrain => {
@@ -227,7 +302,7 @@ impl World {
                 let over = AtomicBool::new(false);
                 let resets = async {
                     while !over.load(Ordering::Relaxed) {
-                        self.processes().for_each(|process| process.proxy.reset());
+                        proxies(self).for_each(TcpProxy::reset);
                         pause_ms(20 + self.random.below(100)).await;
                     }
                 };
@@ -243,10 +318,10 @@ impl World {
                 set_modes(self, Mode::Pass);
             }
             Outage::BlackHoleOfOne => {
-                let process = self.processes().next().expect("a process");
-                process.proxy.set_mode(Mode::BlackHole);
+                let proxy = proxies(self).next().expect("a process behind a proxy");
+                proxy.set_mode(Mode::BlackHole);
                 lasts.await;
-                process.proxy.set_mode(Mode::Pass);
+                proxy.set_mode(Mode::Pass);
             }
             Outage::BlackHoleOfAll => {
                 set_modes(self, Mode::BlackHole);
@@ -292,10 +367,10 @@ impl World {
     /// The Redis that every process finds from now on.
     fn replace_redis(&self, redis: RedisServer) {
         retarget(self, redis.address(), None);
-        self.servers().redis = redis;
+        self.servers().redis = Redis::One(redis);
     }
 
     fn redis_command(&self, command: &[&str]) {
-        let () = block_in_place(|| self.servers().redis.command(command));
+        let () = block_in_place(|| self.servers().one_redis().command(command));
     }
 }

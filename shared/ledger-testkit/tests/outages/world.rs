@@ -83,7 +83,7 @@ impl World {
         let redis_fails = outages.iter().any(|outage| matches!(outage.part(), Part::Redis | Part::Network));
         let start = async || {
             let control_plane = Arc::clone(&control_plane) as Arc<dyn ControlPlane>;
-            Process::start(servers.redis_address(), redis_fails, &postgres_url, control_plane).await
+            Process::start(servers.way_to_redis(), redis_fails, &postgres_url, control_plane).await
         };
         let mut checkers = Vec::new();
         for _ in 0..CHECKERS {
