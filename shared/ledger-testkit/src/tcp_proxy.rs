@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -28,6 +29,10 @@ pub enum Mode {
     BlackHole,
     /// Resets each new connection at once; those that stand go on.
     Refuse,
+    /// Passes on what the server says, and keeps what the client says until this ends; [`TcpProxy::holds`] tells what.
+    HoldRequests,
+    /// The other way round: the server has done what it was asked, and the client does not hear of it before this ends.
+    HoldReplies,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -43,8 +48,12 @@ struct State {
 pub struct TcpProxy {
     address: SocketAddr,
     state: watch::Sender<State>,
+    held: Held,
     accepting: JoinHandle<()>,
 }
+
+/// What is kept back, of all connections.
+type Held = Arc<Mutex<Vec<u8>>>;
 
 impl TcpProxy {
     /// A proxy before `target` that passes everything on.
@@ -55,8 +64,9 @@ impl TcpProxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
         let address = listener.local_addr().expect("a bound listener has an address");
         let (state, seen) = watch::channel(State { mode: Mode::Pass, target, resets: 0 });
-        let accepting = tokio::spawn(accept(listener, seen));
-        Self { address, state, accepting }
+        let held = Held::default();
+        let accepting = tokio::spawn(accept(listener, seen, Arc::clone(&held)));
+        Self { address, state, held, accepting }
     }
 
     /// Where it listens.
@@ -67,7 +77,14 @@ impl TcpProxy {
 
     /// What it does from now on, to connections that stand too.
     pub fn set_mode(&self, mode: Mode) {
+        lock(&self.held).clear();
         self.state.send_modify(|state| state.mode = mode);
+    }
+
+    /// Whether these bytes are in what it keeps back, since it was told to.
+    #[must_use]
+    pub fn holds(&self, bytes: &[u8]) -> bool {
+        lock(&self.held).windows(bytes.len()).any(|held| held == bytes)
     }
 
     /// Where new connections lead from now on; those that stand go on.
@@ -88,17 +105,21 @@ impl Drop for TcpProxy {
     }
 }
 
-async fn accept(listener: TcpListener, state: watch::Receiver<State>) {
+fn lock(held: &Held) -> MutexGuard<'_, Vec<u8>> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn accept(listener: TcpListener, state: watch::Receiver<State>, held: Held) {
     let mut connections = JoinSet::new();
     loop {
         if let Ok((client, _)) = listener.accept().await {
-            connections.spawn(serve(client, state.clone()));
+            connections.spawn(serve(client, state.clone(), Arc::clone(&held)));
         }
         while connections.try_join_next().is_some() {}
     }
 }
 
-async fn serve(mut client: TcpStream, mut state: watch::Receiver<State>) {
+async fn serve(mut client: TcpStream, mut state: watch::Receiver<State>, held: Held) {
     let State { mode, target, resets } = *state.borrow_and_update();
     match mode {
         Mode::Refuse => close_by_reset(&client),
@@ -110,7 +131,7 @@ async fn serve(mut client: TcpStream, mut state: watch::Receiver<State>) {
                 () = swallow(&mut client) => {}
             }
         }
-        Mode::Pass | Mode::Delay { .. } => {
+        Mode::Pass | Mode::Delay { .. } | Mode::HoldRequests | Mode::HoldReplies => {
             // Where nobody answers there, the client finds its connection reset.
             let Ok(mut server) = TcpStream::connect(target).await else { return close_by_reset(&client) };
             // Small requests must not wait for one another here either.
@@ -119,8 +140,8 @@ async fn serve(mut client: TcpStream, mut state: watch::Receiver<State>) {
                 let (from_client, to_client) = client.split();
                 let (from_server, to_server) = server.split();
                 let both = async {
-                    let there = pump(from_client, to_server, state.clone());
-                    let back = pump(from_server, to_client, state.clone());
+                    let there = pump(from_client, to_server, state.clone(), (Mode::HoldRequests, &held));
+                    let back = pump(from_server, to_client, state.clone(), (Mode::HoldReplies, &held));
                     tokio::try_join!(there, back)
                 };
                 let mut reset = state.clone();
@@ -148,31 +169,46 @@ fn close_by_reset(connection: &TcpStream) {
     let _ = connection.set_zero_linger();
 }
 
-/// Passes on what one side says until it closes.
+/// Passes on what one side says until it closes. In the mode `held_in` it is kept back.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     mut state: watch::Receiver<State>,
+    (held_in, held): (Mode, &Held),
 ) -> io::Result<()> {
     let gone = |_| io::Error::from(io::ErrorKind::ConnectionAborted);
     let mut chunk = vec![0; CHUNK_BYTES];
+    // What was said and is not passed on yet.
+    let mut said = Vec::new();
     loop {
         state.wait_for(|now| now.mode != Mode::BlackHole).await.map_err(gone)?;
-        let bytes = tokio::select! {
-            bytes = from.read(&mut chunk) => bytes?,
+        let read = tokio::select! {
+            bytes = from.read(&mut chunk) => Some(bytes?),
             changed = state.changed() => {
                 changed.map_err(gone)?;
-                continue;
+                None
             }
         };
-        let mode = state.wait_for(|now| now.mode != Mode::BlackHole).await.map_err(gone)?.mode;
-        if let Mode::Delay { by_ms } = mode {
+        let is_end = read == Some(0);
+        let heard = &chunk[..read.unwrap_or(0)];
+        said.extend_from_slice(heard);
+        let mut mode = state.wait_for(|now| now.mode != Mode::BlackHole).await.map_err(gone)?.mode;
+        if mode == held_in && !said.is_empty() {
+            lock(held).extend_from_slice(heard);
+            if !is_end {
+                continue;
+            }
+            let passes = |now: &State| now.mode != held_in && now.mode != Mode::BlackHole;
+            mode = state.wait_for(passes).await.map_err(gone)?.mode;
+        }
+        if let (Mode::Delay { by_ms }, Some(_)) = (mode, read) {
             tokio::time::sleep(Duration::from_millis(by_ms)).await;
         }
-        if bytes == 0 {
+        to.write_all(&said).await?;
+        said.clear();
+        if is_end {
             return to.shutdown().await;
         }
-        to.write_all(&chunk[..bytes]).await?;
     }
 }
 
@@ -290,6 +326,32 @@ mod tests {
         proxy.set_target(closed);
         let mut nobody = TcpStream::connect(proxy.address()).await.unwrap();
         assert!(ask(&mut nobody, b'3').await.is_err());
+    }
+
+    #[tokio::test]
+    async fn what_one_side_says_is_kept_back_and_comes_when_that_ends() {
+        let (proxy, mut connection) = started().await;
+        proxy.set_mode(Mode::HoldRequests);
+        connection.write_all(b"1").await.unwrap();
+        assert!(is_silent(&mut connection).await);
+        assert!(proxy.holds(b"1") && !proxy.holds(b"a"), "the server has not heard of it");
+        proxy.set_mode(Mode::HoldReplies);
+        assert!(is_silent(&mut connection).await);
+        assert!(proxy.holds(b"a1"), "now it has");
+        connection.write_all(b"2").await.unwrap();
+        let mut new = TcpStream::connect(proxy.address()).await.unwrap();
+        new.write_all(b"3").await.unwrap();
+        assert!(is_silent(&mut new).await && is_silent(&mut connection).await);
+        assert!(proxy.holds(b"a2") && proxy.holds(b"a3"));
+        connection.shutdown().await.unwrap();
+        assert!(is_silent(&mut connection).await, "the end comes after what was said before it");
+        proxy.set_mode(Mode::Pass);
+        assert!(!proxy.holds(b"a"));
+        assert_eq!(answer(&mut connection).await.unwrap(), [b'a', b'1']);
+        assert_eq!(answer(&mut connection).await.unwrap(), [b'a', b'2']);
+        assert_eq!(timeout(LIMIT, connection.read(&mut [0; 1])).await.unwrap().unwrap(), 0);
+        assert_eq!(answer(&mut new).await.unwrap(), [b'a', b'3']);
+        assert_eq!(ask(&mut new, b'4').await.unwrap(), [b'a', b'4']);
     }
 
     #[tokio::test]
