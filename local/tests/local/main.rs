@@ -3,6 +3,7 @@
 #![expect(clippy::expect_used, reason = "a test that cannot go on fails")]
 
 mod claims;
+mod frozen;
 mod process;
 mod restart;
 mod settings;

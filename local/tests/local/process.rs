@@ -68,8 +68,39 @@ impl Local {
 
     /// Asks it to end.
     pub(crate) fn send_sigterm(&self) {
-        let sent = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().expect("kill is there");
+        self.signal("-TERM");
+    }
+
+    fn signal(&self, signal: &str) {
+        let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill is there");
         assert!(sent.success());
+    }
+
+    /// Freezes it, as Lambda does between requests and a debugger or a full machine at any time. It can still be killed.
+    pub(crate) fn freeze(&self) {
+        self.signal("-STOP");
+        eventually(|| self.is_frozen().then_some(())).expect("it is stopped");
+    }
+
+    /// Whether each of its threads is stopped.
+    pub(crate) fn is_frozen(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("it has not ended");
+        let is_stopped = |thread: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(thread.expect("a thread").path().join("stat")).unwrap_or_default();
+            // The name before the state is in brackets, and may hold anything.
+            stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+        };
+        threads.into_iter().all(is_stopped)
+    }
+
+    /// Lets it go on.
+    pub(crate) fn thaw(&self) {
+        self.signal("-CONT");
+    }
+
+    /// What it wrote to standard error so far.
+    pub(crate) fn said(&self) -> String {
+        read(&log(&self.folder))
     }
 
     /// Waits for its end; the exit status, and what it wrote to standard error.
@@ -96,8 +127,13 @@ impl Local {
     }
 
     pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+        answer(&mut self.send(path, body))
+    }
+
+    /// As [`Local::post`], and waits for nothing.
+    pub(crate) fn send(&self, path: &str, body: &Value) -> TcpStream {
         let body = body.to_string();
-        self.request(&format!(
+        self.send_text(&format!(
             "POST {path} HTTP/1.1\r\nHost: local\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         ))
@@ -105,13 +141,13 @@ impl Local {
 
     /// `path` with its query, percent-encoded.
     pub(crate) fn get(&self, path: &str) -> Answer {
-        self.request(&format!("GET {path} HTTP/1.1\r\nHost: local\r\nConnection: close\r\n\r\n"))
+        answer(&mut self.send_text(&format!("GET {path} HTTP/1.1\r\nHost: local\r\nConnection: close\r\n\r\n")))
     }
 
-    fn request(&self, request: &str) -> Answer {
-        let mut stream = self.connect().unwrap_or_else(|| panic!("nobody listens\n{}", read(&log(&self.folder))));
+    fn send_text(&self, request: &str) -> TcpStream {
+        let mut stream = self.connect().unwrap_or_else(|| panic!("nobody listens\n{}", self.said()));
         stream.write_all(request.as_bytes()).expect("sent");
-        answer(&mut stream)
+        stream
     }
 
     /// What is known of a message in history by its payload hash and key.

@@ -15,13 +15,13 @@ use crate::block_on;
 use crate::process::{Local, eventually, run};
 
 /// A database without the schema, of a test's own.
-fn empty_database(name: &str) -> String {
+pub(crate) fn empty_database(name: &str) -> String {
     let server = PostgresServer::shared();
     block_on(server.administer(format!("CREATE DATABASE {name}")));
     server.url(name)
 }
 
-fn one_number(database_url: &str, sql: &'static str) -> i64 {
+pub(crate) fn one_number(database_url: &str, sql: &'static str) -> i64 {
     block_on(async {
         let mut connection = sqlx::PgConnection::connect(database_url).await.expect("the database answers");
         let number = sqlx::query_scalar(sql).fetch_one(&mut connection).await.expect("a number");
@@ -31,7 +31,7 @@ fn one_number(database_url: &str, sql: &'static str) -> i64 {
 }
 
 /// Made-up credentials for the stand-in, with what else the SDK reads.
-fn aws() -> Vec<(&'static str, &'static str)> {
+pub(crate) fn aws() -> Vec<(&'static str, &'static str)> {
     vec![
         ("AWS_ENDPOINT_URL", AwsServer::shared().endpoint_url()),
         ("AWS_REGION", "eu-central-1"),
@@ -41,7 +41,7 @@ fn aws() -> Vec<(&'static str, &'static str)> {
 }
 
 /// URLs of a queue and of its dead-letter queue.
-fn queues(name: &str) -> (String, String) {
+pub(crate) fn queues(name: &str) -> (String, String) {
     block_on(async {
         let client = aws_sdk_sqs::Client::new(&AwsServer::shared().config().await);
         let dead = client.create_queue().queue_name(format!("{name}-dead")).send().await.expect("created");
@@ -57,7 +57,7 @@ fn queues(name: &str) -> (String, String) {
 }
 
 /// A table with one policy: `t-strict` confirms each miss.
-fn policy_table(name: &str) {
+pub(crate) fn policy_table(name: &str) {
     block_on(async {
         let client = aws_sdk_dynamodb::Client::new(&AwsServer::shared().config().await);
         let mut create = client.create_table().table_name(name).billing_mode(BillingMode::PayPerRequest);
