@@ -200,14 +200,14 @@ impl World {
                 numbers.false_new += 1;
                 let after_ms = trouble.map_or(0, |trouble| row.record.first_seen_at.millis_since(trouble.began_at));
                 numbers.false_new_until_ms = numbers.false_new_until_ms.max(after_ms);
+                if !false_new_can_be {
+                    violations.push(format!("a false NEW where none can be: {row:#?} among {rows:#?}, told {told:#?}"));
+                }
             }
         }
         let reported = self.false_new.load(Ordering::Relaxed);
         if reported > numbers.false_new as u64 {
             violations.push(format!("{reported} false NEWs were reported, {} are linked", numbers.false_new));
-        }
-        if numbers.false_new > 0 && !false_new_can_be {
-            violations.push(format!("{} false NEWs where none can be", numbers.false_new));
         }
         if let Some(trouble) = trouble {
             let millis = |length: Duration| i64::try_from(length.as_millis()).expect("minutes");
