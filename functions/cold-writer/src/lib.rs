@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use aws_lambda_events::event::sqs::SqsEvent;
-use ledger_domain::persist::{Failure, Writer, Written};
+use ledger_domain::persist::{Failure, Writer, Written, alarm_of_false_new};
 use ledger_domain::ports::{Clock, ColdLedger, EventQueue, StoreError, chain};
 use ledger_domain::search::note_if_drained;
 use ledger_lambda::sqs::{BatchResponse, Message, MissingId, messages};
@@ -85,9 +85,7 @@ fn report(written: &Written, messages: &[Message]) {
             "ALARM: a month's partition was missing and had to be created by the writer"
         );
     }
-    if written.false_new > 0 {
-        tracing::error!(count = written.false_new, "ALARM: false NEW: a key was registered again inside its window");
-    }
+    alarm_of_false_new(written.false_new);
     if let Some(error) = &written.heal_error {
         tracing::warn!(error = chain(error), "the hot tier was not healed; a cold session has to say so");
     }

@@ -78,6 +78,14 @@ pub struct Written {
     pub heal_error: Option<StoreError>,
 }
 
+/// Logs that the cold ledger newly found `count` false NEWs, if it did. Whoever persists facts does so; an operator's alarm
+/// filters on the text (`docs/FAILURES.md`).
+pub fn alarm_of_false_new(count: u64) {
+    if count > 0 {
+        tracing::error!(count, "ALARM: false NEW: a key was registered again inside its window");
+    }
+}
+
 /// How many keys are healed by one call to the hot tier.
 const HEAL_BATCH: usize = 1_000;
 /// How many messages are parked at once.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use ledger_domain::Fact;
+use ledger_domain::persist::alarm_of_false_new;
 use ledger_domain::ports::{Clock, ColdLedger, EventQueue, HotTrust, QueueDepth, StoreError, chain};
 
 /// To the event queue; but straight into the cold ledger while the hot tier is not complete.
@@ -46,12 +47,7 @@ impl EventQueue for RepeatsQueue {
         {
             match self.cold.persist(facts, now).await {
                 Ok(persisted) => {
-                    if persisted.false_new > 0 {
-                        tracing::error!(
-                            count = persisted.false_new,
-                            "ALARM: false NEW: a key was registered again inside its window"
-                        );
-                    }
+                    alarm_of_false_new(persisted.false_new);
                     return facts.iter().map(|_| Ok(())).collect();
                 }
                 Err(error) => {

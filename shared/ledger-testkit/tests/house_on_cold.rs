@@ -14,13 +14,14 @@ use ledger_domain::ports::{Clock, ColdLedger, EventQueue, HistoryQuery, HotTier,
 use ledger_domain::search::{Auditor, Location};
 use ledger_domain::transition::{ActRefused, Found};
 use ledger_domain::{
-    ConfirmMiss, DecidedBy, Disposition, Ended, Fact, FailReason, NewVerdict, PolicyFields, PolicySet, SeenVerdict,
-    Slot, State, Tenant, Timestamp, Verdict,
+    ConfirmMiss, DecidedBy, Disposition, Ended, Fact, FailReason, NewVerdict, PolicyFields, PolicySet, Record, Refusal,
+    SeenVerdict, Slot, State, Tenant, Timestamp, Undecided, Verdict,
 };
 use ledger_stores::memory::MemoryHotTier;
 use ledger_stores::postgres::{PostgresConfig, PostgresLedger};
 use ledger_stores::sqlite::SqliteLedger;
 use ledger_stores::toml_file::TomlControlPlane;
+use ledger_testkit::between::{Between, Op};
 use ledger_testkit::clock::{ManualClock, SeededEntropy};
 use ledger_testkit::cold_ledger::{response, service};
 use ledger_testkit::house::{House, Send, check, from_service, with_request_id};
@@ -58,6 +59,7 @@ on_each_ledger!(
     a_policy_that_confirms_each_miss_gives_one_new_whatever_the_hot_tier_forgets,
     concurrent_misses_of_a_tier_that_forgets_give_one_new,
     a_tier_that_cannot_vouch_for_its_misses_has_them_settled,
+    a_process_that_dies_before_the_hot_tier_knows_leaves_a_row_that_is_nobodys,
     its_own_retry_is_recognised_in_the_cold_ledger,
     a_claim_outlives_the_hot_tier_and_is_resolved_in_the_cold_ledger,
     a_claim_that_failed_in_the_cold_ledger_is_taken_over_there,
@@ -229,6 +231,37 @@ async fn a_tier_that_cannot_vouch_for_its_misses_has_them_settled(mut t: Test) {
     t.house.trust.set(false);
     assert_eq!(t.told_seen(check("t:as4", "k", 1)).await.decided_by, DecidedBy::Cold);
     assert_eq!(t.told_new(check("t:as4", "other", 1)).await.decided_by, DecidedBy::Cold);
+}
+
+async fn a_process_that_dies_before_the_hot_tier_knows_leaves_a_row_that_is_nobodys(mut t: Test) {
+    let (asked, other) = (check("t:as4", "k", 1), with_request_id(check("t:as4", "k", 1), "another"));
+    let dying = with_request_id(asked.clone(), "of one that died");
+    let between = Between::new(Arc::clone(&t.hot) as Arc<dyn HotTier>);
+    t.house.ledger.hot = Arc::clone(&between) as Arc<dyn HotTier>;
+    let (decided, is_decided) = tokio::sync::oneshot::channel();
+    between.before(Op::Fill, async move {
+        decided.send(()).expect("it is waited for");
+        std::future::pending().await
+    });
+    // As while the control plane is down: the hot tier lacks nothing, and nobody knows that.
+    t.house.trust.set(false);
+    tokio::select! {
+        answer = t.house.ledger.check(std::slice::from_ref(&dying)) => panic!("it died, and said {answer:?}"),
+        decided = is_decided => decided.expect("the cold ledger has decided"),
+    }
+    t.house.trust.set(true);
+    let undecided = t.house.ledger.check(std::slice::from_ref(&other)).await.pop();
+    assert!(matches!(undecided, Some(Err(Refusal::Undecided(Undecided::Pending)))), "{undecided:?}");
+    // Nobody was told to process it, so the next caller is.
+    t.clock.advance(Record::PENDING_MS.unsigned_abs());
+    let new = t.told_new(other).await;
+    let written = t.drain(&t.house.queue.taken()).await;
+    assert_eq!((written.persisted, written.false_new), (1, 1), "an alarm too many, and never one too few");
+    let page = t.auditor().by_key(&asked.subject, &all()).await.expect("a page");
+    assert_eq!(page.messages.iter().filter(|message| message.false_new_of.is_some()).count(), 1);
+    // Whose process died asks again, and somebody else has it.
+    let seen = t.told_seen(dying).await;
+    assert_eq!((seen.first_seen_at, seen.disposition), (new.first_seen_at, Disposition::Discard));
 }
 
 async fn its_own_retry_is_recognised_in_the_cold_ledger(mut t: Test) {

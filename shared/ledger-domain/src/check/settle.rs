@@ -13,6 +13,7 @@ use super::{Ledger, Prepared};
 use crate::attempt::Attempt;
 use crate::claim::{Act, ClaimId};
 use crate::fact::Fact;
+use crate::persist::alarm_of_false_new;
 use crate::policy::Unconfirmed;
 use crate::ports::{ColdLedger, Fill, Registered, StoreError, chain};
 use crate::record::{Record, State, Subject};
@@ -153,12 +154,7 @@ impl Ledger {
             result = cold.persist(facts, now).await;
         }
         let persisted = result.map_err(|error| cold_ledger_failed(&error))?;
-        if persisted.false_new > 0 {
-            tracing::error!(
-                count = persisted.false_new,
-                "ALARM: false NEW: a key was registered again inside its window"
-            );
-        }
+        alarm_of_false_new(persisted.false_new);
         Ok(persisted.claims.into_iter().map(|row| row.record).collect())
     }
 

@@ -138,10 +138,10 @@ async fn run(seed: u64, outages: Vec<Outage>, length: Duration) -> Outcome {
     let numbers = Numbers { owners_asked, ..world.judge(trouble, false_new_can_be).await };
     background.iter().for_each(tokio::task::JoinHandle::abort);
     let mut violations = lock(&world.violations).clone();
-    // While Redis is not complete nothing goes by the queue: beside such an outage one of the queue, or of its writer, may be met
-    // by nobody.
+    // While Redis is not complete, or nobody knows whether it is, nothing goes by the queue: beside such an outage one of the
+    // queue, or of its writer, may be met by nobody.
     let by_queue = |outage: &Outage| matches!(outage.part(), Part::Queue | Part::Postgres);
-    let past_queue = outages.iter().any(|outage| matches!(outage.part(), Part::Redis | Part::Network));
+    let past_queue = outages.iter().any(|outage| !matches!(outage.part(), Part::Postgres | Part::Queue));
     let shows = outages.iter().all(|outage| numbers.show(*outage) || (past_queue && by_queue(outage)));
     if numbers.new == 0 || numbers.seen < numbers.new / 4 || !shows {
         violations.push(format!("it shows nothing: {numbers:?}"));

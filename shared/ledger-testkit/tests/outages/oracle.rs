@@ -7,7 +7,7 @@ use std::time::Duration;
 use ledger_domain::claim::{Act, ClaimId, TokenKeys};
 use ledger_domain::ports::{HistoryRow, HotTier};
 use ledger_domain::transition::Found;
-use ledger_domain::{DecidedBy, Disposition, NewVerdict, Refusal, State, Timestamp, Undecided, Verdict};
+use ledger_domain::{DecidedBy, Disposition, NewVerdict, Record, Refusal, State, Timestamp, Undecided, Verdict};
 use ledger_stores::redis::RedisHotTier;
 use ledger_testkit::history::{all, false_news_are_linked};
 
@@ -195,12 +195,14 @@ impl World {
             }
             let deeds = deeds_of.get(key).map_or(&[][..], Vec::as_slice);
             numbers.double_claims += self.claims_are_traced(&of_key, deeds, &mut violations);
-            self.stands_in_hot(&inspected, *key, &rows, &mut violations).await;
+            self.stands_in_hot(&inspected, &of_key, &mut violations).await;
             for row in rows.iter().filter(|row| row.false_new_of.is_some()) {
                 numbers.false_new += 1;
                 let after_ms = trouble.map_or(0, |trouble| row.record.first_seen_at.millis_since(trouble.began_at));
                 numbers.false_new_until_ms = numbers.false_new_until_ms.max(after_ms);
-                if !false_new_can_be {
+                let earlier = rows.iter().find(|earlier| Some(earlier.record.registration_id) == row.false_new_of);
+                let is_of_nobodys = earlier.is_some_and(|earlier| of_key.is_nobodys(&earlier.record));
+                if !false_new_can_be && !is_of_nobodys {
                     violations.push(format!("a false NEW where none can be: {row:#?} among {rows:#?}, told {told:#?}"));
                 }
             }
@@ -286,14 +288,9 @@ impl World {
         holders.values().map(|holders| holders.len() - 1).sum()
     }
 
-    /// What stands in the cold ledger stands in the hot tier, for it was filled since.
-    async fn stands_in_hot(
-        &self,
-        inspected: &dyn HotTier,
-        key: usize,
-        rows: &[HistoryRow],
-        violations: &mut Vec<String>,
-    ) {
+    /// What stands in the cold ledger stands in the hot tier, for it was filled since, unless it is nobody's.
+    async fn stands_in_hot(&self, inspected: &dyn HotTier, of_key: &Of<'_>, violations: &mut Vec<String>) {
+        let Of { key, rows, .. } = *of_key;
         let standing = self.cold().standing(&self.subject(key)).await.expect("it answers");
         let hot = inspected.read(&[self.slot(key)]).await.remove(0).expect("it answers");
         // Taken after both were read: a window that ends meanwhile is over.
@@ -304,7 +301,7 @@ impl World {
             }
             Found::Absent | Found::Unreadable => false,
         };
-        if !same {
+        if !same && !of_key.is_nobodys(&row) {
             violations.push(format!("key {key}: the hot tier holds {hot:?}, the cold ledger {row:?} of {rows:?}"));
         }
     }
@@ -330,6 +327,18 @@ struct Of<'a> {
 impl Of<'_> {
     fn rows_at(&self, first_seen_at: Timestamp) -> impl Iterator<Item = &HistoryRow> {
         self.rows.iter().filter(move |row| row.record.first_seen_at == first_seen_at)
+    }
+
+    /// Whether no caller was ever answered of this registration, and one got no answer at all: its process died after the cold
+    /// ledger had decided and before the hot tier knew. Where nothing was lost, nothing fills that in.
+    fn is_nobodys(&self, registration: &Record) -> bool {
+        let is_of_it = |told: &&Told| match &told.answer {
+            Some(Ok(Verdict::New(new))) => new.first_seen_at == registration.first_seen_at,
+            Some(Ok(Verdict::Seen(seen))) => seen.first_seen_at == registration.first_seen_at,
+            Some(Err(_)) | None => false,
+        };
+        let died = |told: &&Told| told.answer.is_none();
+        self.told.iter().copied().any(|told| died(&told)) && !self.told.iter().copied().any(|told| is_of_it(&told))
     }
 
     /// Each NEW that was said to be durable, and whatever somebody was told to discard for, is in the cold ledger.
