@@ -80,10 +80,11 @@ async fn run(env: &Env) -> Result<(), StartError> {
     let guard = env.optional("REDIS_URL").map(|url| tiers::guard(url, Arc::clone(&tiers.hot))).transpose()?;
     let hot = guard.as_ref().map_or_else(|| Arc::clone(&tiers.hot), |guard| Arc::clone(guard) as _);
 
-    let cold_writer = |hot| cold_writer::App {
+    let cold_writer = |hot, trust| cold_writer::App {
         writer: Writer {
             cold: Arc::clone(&tiers.cold),
             hot,
+            trust,
             clock: Arc::clone(&tiers.clock),
             sessions: Some(Arc::clone(&sessions)),
             poison: tiers.poison.clone(),
@@ -94,7 +95,7 @@ async fn run(env: &Env) -> Result<(), StartError> {
     };
     // Before the first answer: what was answered NEW before a restart is known again. The hot tier learns of it when all is
     // drained; healed batch by batch it would keep the count of a key's first batch.
-    drain::drain(&cold_writer(None), &*tiers.consumer)
+    drain::drain(&cold_writer(None, None), &*tiers.consumer)
         .await
         .map_err(|error| StartError::tier("event queue", &error))?;
     let keeper = keep::keeper(&tiers);
@@ -106,7 +107,7 @@ async fn run(env: &Env) -> Result<(), StartError> {
     trust.ensure_fresh().await;
     trust.refresh_in_background();
 
-    let cold_writer = Arc::new(cold_writer(Some(Arc::clone(&tiers.hot))));
+    let cold_writer = Arc::new(cold_writer(Some(Arc::clone(&tiers.hot)), Some(Arc::clone(&trust) as _)));
 
     let of_repeats = RepeatsQueue::new(
         Arc::clone(&tiers.queue),

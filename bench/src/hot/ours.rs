@@ -63,6 +63,10 @@ impl HotTrust for TakesAll {
     fn vouches(&self) -> bool {
         true
     }
+
+    fn is_in_place(&self) -> bool {
+        true
+    }
 }
 
 /// The built-in policies.

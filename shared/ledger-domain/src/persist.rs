@@ -11,7 +11,9 @@ use futures::future::join_all;
 
 use crate::digest::Slot;
 use crate::fact::{Fact, FactError};
-use crate::ports::{ClaimRow, Clock, ColdLedger, ColdSessions, Heal, HotTier, Persisted, PoisonSink, StoreError};
+use crate::ports::{
+    ClaimRow, Clock, ColdLedger, ColdSessions, Heal, HotTier, HotTrust, Persisted, PoisonSink, StoreError,
+};
 
 /// Persists facts.
 pub struct Writer {
@@ -19,6 +21,8 @@ pub struct Writer {
     pub cold: Arc<dyn ColdLedger>,
     /// Healed from the rows after each commit; without it nothing is healed.
     pub hot: Option<Arc<dyn HotTier>>,
+    /// Whether that is the tier that everybody asks; without it, it is taken to be.
+    pub trust: Option<Arc<dyn HotTrust>>,
     /// Says to everybody that the hot tier lacks what could not be healed; without it nobody is told.
     pub sessions: Option<Arc<dyn ColdSessions>>,
     /// Where messages go that are no facts; without it they fail and end in the dead-letter queue.
@@ -209,7 +213,12 @@ impl Writer {
 
     async fn heal(&self, rows: Vec<(Slot, ClaimRow)>) -> Result<usize, StoreError> {
         let Some(hot) = &self.hot else { return Ok(0) };
-        heal_rows(&**hot, &*self.clock, rows).await
+        let has_rows = !rows.is_empty();
+        let healed = heal_rows(&**hot, &*self.clock, rows).await?;
+        if has_rows && self.trust.as_ref().is_some_and(|trust| !trust.is_in_place()) {
+            return Err(StoreError::did_not_happen(HEAL, "it is not the one that the keeper fills"));
+        }
+        Ok(healed)
     }
 }
 

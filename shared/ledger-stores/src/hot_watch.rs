@@ -6,10 +6,15 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use futures::future::join3;
-use ledger_domain::ports::{ControlPlane, HotTier, HotTrust, StoreError, WarmMarker, chain};
+use ledger_domain::FillPass;
+use ledger_domain::ports::{ControlPlane, HotHealth, HotTier, HotTrust, StoreError, WarmMarker, chain};
 
 use crate::os_time::{OsTime, Reading, TimeSource};
 use crate::single_flight::SingleFlight;
+
+/// After this pause what the keeper says and what its tier says are compared again where they differ, in milliseconds: it
+/// writes the one after the other.
+const COMPARE_AGAIN_MS: u64 = 50;
 
 /// How often both are read, and how old they may get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +36,7 @@ impl Default for HotWatchSettings {
 }
 
 /// Whether the hot tier is complete, as last read: its health, that its marker is of the keeper's last pass, and that no cold
-/// session stands.
+/// session stands. And whether it is in place: that its marker, warm or not, is of that pass.
 ///
 /// The age is judged when it is asked for, by wall clock and monotonic clock, so a process that was frozen does not trust a
 /// tier that lost everything meanwhile. What could not be read is remembered as not complete, which is always safe: nobody
@@ -60,6 +65,8 @@ struct Known {
 #[derive(Debug, Clone, Copy)]
 struct Read {
     is_complete: bool,
+    /// As last read where both said something of it, this time or earlier.
+    is_in_place: bool,
     /// Whether both answered.
     answered: bool,
     as_of: Reading,
@@ -142,16 +149,25 @@ impl Watched {
             self.within(self.control_plane.keeper_state()),
         )
         .await;
+        let keeper = keeper.map(|state| state.and_then(|state| state.pass));
+        let was_in_place = self.last().is_none_or(|last| last.is_in_place);
+        let (health, keeper) = match are_in_place(&health, &keeper) {
+            Some(false) if was_in_place => {
+                tokio::time::sleep(Duration::from_millis(COMPARE_AGAIN_MS)).await;
+                self.read_in_order().await
+            }
+            Some(_) | None => (health, keeper),
+        };
+        let is_in_place = are_in_place(&health, &keeper).unwrap_or(self.last().is_some_and(|last| last.is_in_place));
         let answered = health.is_ok() && sessions.is_ok() && keeper.is_ok();
         let mut problems = Vec::new();
-        let last_pass = keeper.as_ref().ok().and_then(|state| state.as_ref()?.pass);
         match health {
             Ok(health) => {
                 match health.marker {
-                    WarmMarker::Warm(pass) if Some(pass) == last_pass => {}
-                    WarmMarker::Warm(_) => {
-                        problems.push("its warm marker is of an earlier pass: it may have lost its place".to_owned());
+                    WarmMarker::Warm(_) | WarmMarker::Filling(_) if keeper.is_ok() && !is_in_place => {
+                        problems.push("its marker is of an earlier pass: it may have lost its place".to_owned());
                     }
+                    WarmMarker::Warm(_) => {}
                     WarmMarker::Filling(_) => problems.push("it is being filled".to_owned()),
                     WarmMarker::Missing => problems.push("a shard has no warm marker".to_owned()),
                 }
@@ -167,7 +183,8 @@ impl Watched {
         }
         // That nothing was heard is as old as the end of the wait for it.
         let as_of = if answered { began } else { self.time.read() };
-        let last = Read { is_complete: answered && problems.is_empty(), answered, as_of };
+        let is_complete = answered && is_in_place && problems.is_empty();
+        let last = Read { is_complete, is_in_place, answered, as_of };
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         if known.reported.as_ref() != Some(&problems) {
             if problems.is_empty() {
@@ -181,6 +198,13 @@ impl Watched {
             }
         }
         *known = Known { last: Some(last), reported: Some(problems) };
+    }
+
+    /// What the keeper has written last, and then what the tier says: the keeper marks the tier first.
+    async fn read_in_order(&self) -> (Result<HotHealth, String>, Result<Option<FillPass>, String>) {
+        let keeper = self.within(self.control_plane.keeper_state()).await;
+        let health = self.within(self.hot.health()).await;
+        (health, keeper.map(|state| state.and_then(|state| state.pass)))
     }
 
     /// The answer, or in words why there is none.
@@ -202,9 +226,22 @@ impl Watched {
     }
 }
 
+/// Whether the tier's marker is of the keeper's last pass; `None` where one of them did not say.
+fn are_in_place(health: &Result<HotHealth, String>, keeper: &Result<Option<FillPass>, String>) -> Option<bool> {
+    let (Ok(health), Ok(last_pass)) = (health, keeper) else { return None };
+    Some(match health.marker {
+        WarmMarker::Warm(pass) | WarmMarker::Filling(pass) => Some(pass) == *last_pass,
+        WarmMarker::Missing => false,
+    })
+}
+
 impl HotTrust for HotWatch {
     fn vouches(&self) -> bool {
         self.0.last().is_some_and(|last| last.is_complete && self.0.is_fresh(last))
+    }
+
+    fn is_in_place(&self) -> bool {
+        self.0.last().is_some_and(|last| last.is_in_place)
     }
 }
 

@@ -21,6 +21,8 @@ struct Says {
     inner: MemoryHotTier,
     health: Mutex<Option<Result<HotHealth, StoreError>>>,
     sessions: Mutex<Option<Result<Vec<ColdSession>, StoreError>>>,
+    /// The keeper's last pass; the last of them stays.
+    passes: Mutex<Vec<Result<FillPass, StoreError>>>,
     reads: AtomicUsize,
 }
 
@@ -108,13 +110,15 @@ impl ControlPlane for Says {
     }
 
     async fn keeper_state(&self) -> Result<Option<ledger_domain::ports::KeeperState>, StoreError> {
+        let mut passes = self.passes.lock().unwrap_or_else(PoisonError::into_inner);
+        let pass = if passes.len() > 1 { passes.remove(0) } else { passes[0].clone() };
         Ok(Some(ledger_domain::ports::KeeperState {
             version: 1,
             busy_until: Timestamp::MIN,
             lost_at: Timestamp::MIN,
             zero_runs: 0,
             zero_at: None,
-            pass: Some(LAST_PASS),
+            pass: Some(pass?),
             pass_began_at: Timestamp::MIN,
             cursor: None,
             pass_done: true,
@@ -136,6 +140,10 @@ impl Says {
         *self.sessions.lock().unwrap_or_else(PoisonError::into_inner) = sessions;
     }
 
+    fn passes(&self, passes: &[Result<FillPass, StoreError>]) {
+        *self.passes.lock().unwrap_or_else(PoisonError::into_inner) = passes.to_vec();
+    }
+
     fn reads(&self) -> usize {
         self.reads.load(Ordering::SeqCst)
     }
@@ -154,6 +162,7 @@ fn start() -> (Arc<Says>, Arc<ManualTime>, HotWatch) {
         inner: MemoryHotTier::new(1, Arc::new(SystemClock)),
         health: Mutex::new(says(WarmMarker::Warm(LAST_PASS), &[])),
         sessions: Mutex::new(Some(Ok(Vec::new()))),
+        passes: Mutex::new(vec![Ok(LAST_PASS)]),
         reads: AtomicUsize::new(0),
     });
     let time = ManualTime::new(1_790_000_000_000);
@@ -205,6 +214,68 @@ async fn only_a_warm_tier_without_problems_and_without_sessions_is_complete() {
         says.sessions(sessions);
         watch.ensure_fresh().await;
         assert_eq!(watch.vouches(), vouches);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tier_is_in_place_where_its_marker_is_of_the_keepers_last_pass() {
+    let other = FillPass::from_bytes([9; 8]);
+    let cases = [
+        (WarmMarker::Warm(LAST_PASS), true),
+        (WarmMarker::Filling(LAST_PASS), true),
+        (WarmMarker::Warm(other), false),
+        (WarmMarker::Filling(other), false),
+        (WarmMarker::Missing, false),
+    ];
+    for (marker, in_place) in cases {
+        let (says, _time, watch) = start();
+        assert!(!watch.is_in_place(), "nothing was heard");
+        says.health(self::says(marker, &["its policy evicts"]));
+        watch.ensure_fresh().await;
+        assert_eq!((watch.is_in_place(), watch.vouches()), (in_place, false), "{marker:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_keeper_that_is_between_marker_and_state_puts_no_tier_out_of_place() {
+    let next = FillPass::from_bytes([9; 8]);
+    let (says, time, watch) = start();
+    watch.ensure_fresh().await;
+    says.health(self::says(WarmMarker::Filling(next), &[]));
+    says.passes(&[Ok(LAST_PASS), Ok(next)]);
+    time.pass_ms(2_001);
+    watch.ensure_fresh().await;
+    assert_eq!((watch.is_in_place(), watch.vouches(), says.reads()), (true, false, 3));
+    // Where it stays so it is out of place, and not looked at twice each time.
+    says.passes(&[Ok(LAST_PASS)]);
+    for reads in [5, 6] {
+        time.pass_ms(2_001);
+        watch.ensure_fresh().await;
+        assert_eq!((watch.is_in_place(), says.reads()), (false, reads));
+    }
+    says.passes(&[Ok(next)]);
+    time.pass_ms(2_001);
+    watch.ensure_fresh().await;
+    assert!(watch.is_in_place());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_last_heard_of_its_place_counts_while_nothing_is_heard() {
+    for in_place in [true, false] {
+        let (says, time, watch) = start();
+        if !in_place {
+            says.health(self::says(WarmMarker::Missing, &[]));
+        }
+        watch.ensure_fresh().await;
+        for tier_fails in [true, false] {
+            says.health(if tier_fails { Some(Err(down())) } else { self::says(WarmMarker::Warm(LAST_PASS), &[]) });
+            says.passes(&[if tier_fails { Ok(LAST_PASS) } else { Err(down()) }]);
+            time.pass_ms(2_001);
+            watch.ensure_fresh().await;
+            // The second time it is read aside.
+            let_tasks_run().await;
+            assert_eq!((watch.is_in_place(), watch.vouches()), (in_place, false));
+        }
     }
 }
 

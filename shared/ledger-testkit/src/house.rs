@@ -118,18 +118,30 @@ impl PolicySource for FixedPolicies {
 
 /// A trust in hot misses that can be withdrawn.
 #[derive(Debug)]
-pub struct FixedTrust(AtomicBool);
+pub struct FixedTrust {
+    vouches: AtomicBool,
+    in_place: AtomicBool,
+}
 
 impl FixedTrust {
     /// Whether misses can be believed from now on.
     pub fn set(&self, vouches: bool) {
-        self.0.store(vouches, Ordering::SeqCst);
+        self.vouches.store(vouches, Ordering::SeqCst);
+    }
+
+    /// Whether the hot tier is the one that is filled from now on; it is at first. One that is not is not believed either.
+    pub fn set_in_place(&self, in_place: bool) {
+        self.in_place.store(in_place, Ordering::SeqCst);
     }
 }
 
 impl HotTrust for FixedTrust {
     fn vouches(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
+        self.vouches.load(Ordering::SeqCst) && self.is_in_place()
+    }
+
+    fn is_in_place(&self) -> bool {
+        self.in_place.load(Ordering::SeqCst)
     }
 }
 
@@ -200,7 +212,7 @@ impl House {
     pub fn new(hot: Arc<dyn HotTier>, cold: Option<Arc<dyn ColdLedger>>, clock: Arc<dyn Clock>) -> Self {
         let queue = Arc::new(ScriptedQueue::default());
         let policies = Arc::new(FixedPolicies(Mutex::new(Some(PolicySet::default()))));
-        let trust = Arc::new(FixedTrust(AtomicBool::new(true)));
+        let trust = Arc::new(FixedTrust { vouches: AtomicBool::new(true), in_place: AtomicBool::new(true) });
         let sessions = Arc::new(FixedSessions::default());
         let ledger = Ledger {
             sessions: Arc::clone(&sessions) as Arc<dyn ColdSessions>,

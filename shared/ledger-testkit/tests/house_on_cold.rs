@@ -131,6 +131,7 @@ impl Test {
 
     fn writer(&self) -> Writer {
         Writer {
+            trust: None,
             sessions: None,
             poison: None,
             cold: Arc::clone(&self.cold),

@@ -7,7 +7,7 @@
 //!              ── window over ──> replace ──> make durable ...           repeat ──> count ──> SEEN
 //!              ── failed, lease over ──> take over ──> make durable ...  marked ──> make durable, clear ──> count
 //!              ── another's PENDING ──> wait, once, up to 500 ms         unreadable ──> the cold ledger counts it
-//! anywhere: the hot tier fails ──> peek ──> settle in the cold ledger, under a cold session
+//! anywhere: the hot tier fails, or is not the one that all others ask ──> peek ──> settle in the cold ledger, under a cold session
 //! not complete: a hit on a claim ──> settle in the cold ledger, and tell the hot tier
 //! ```
 //! A batch goes through each step together, so a step is one round trip for all its items; what was won is durable and
@@ -70,6 +70,13 @@ impl Ledger {
     pub(super) async fn begin(&self, items: &mut [Item<'_, '_>], now: Timestamp) {
         let taken = take_steps!(items, Step::Begin => ());
         if taken.is_empty() {
+            return;
+        }
+        if self.cold.is_some() && !self.trust.is_in_place() {
+            // What it is told nobody else hears: it may be read, and the cold ledger decides.
+            for (at, ()) in taken {
+                items[at].step = Step::Peek;
+            }
             return;
         }
         let requests: Vec<_> = taken

@@ -319,19 +319,21 @@ impl Ledger {
         }
     }
 
-    /// Tells the hot tier what stands in the cold ledger. `true` for each row that stands there now, or whose absence a cold
-    /// session tells everybody.
+    /// Tells the hot tier what stands in the cold ledger. `true` for each row that stands there now for everybody, or whose
+    /// absence a cold session tells everybody.
     pub(crate) async fn tell_hot(&self, fills: &[Fill]) -> Vec<bool> {
         let results = self.hot.fill(fills).await;
-        let mut is_covered = true;
-        if let Some(error) = results.iter().find_map(|result| result.as_ref().err()) {
+        // Asked last: what was filled in a place that is lost meanwhile is not known to anybody.
+        let is_in_place = self.trust.is_in_place();
+        let error = results.iter().find_map(|result| result.as_ref().err());
+        if let Some(error) = error {
             tracing::warn!(error = chain(error), "the hot tier may not know what the cold ledger decided");
-            is_covered = match self.cold_session().await {
-                Some(until) => self.is_before(until),
-                None => false,
-            };
         }
-        results.into_iter().map(|result| result.is_ok() || is_covered).collect()
+        let is_covered = match error.is_some() || !is_in_place {
+            true => self.cold_session().await.is_some_and(|until| self.is_before(until)),
+            false => true,
+        };
+        results.into_iter().map(|result| is_covered || (result.is_ok() && is_in_place)).collect()
     }
 
     /// Until when this process's cold session may be relied on; `None` where none can be had.

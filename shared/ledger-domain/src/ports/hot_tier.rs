@@ -156,6 +156,11 @@ pub trait HotTrust: Send + Sync {
     /// the last [`HotHealth`] says otherwise, a cold session is live or not filled from yet, or either is too old or not known;
     /// misses and hits on claims are then settled in the cold ledger.
     fn vouches(&self) -> bool;
+
+    /// Whether this hot tier is the one that the keeper fills and marks, so that what is told it is told to everybody. `false`
+    /// for a primary that lost its place and does not know, for another server by mistake, and for one that was emptied and is
+    /// not marked yet; what the cold ledger decides then stands under a cold session. As last heard, however long ago.
+    fn is_in_place(&self) -> bool;
 }
 
 /// The hot tier.

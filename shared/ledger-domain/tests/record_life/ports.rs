@@ -231,6 +231,10 @@ impl HotTrust for Script {
     fn vouches(&self) -> bool {
         true
     }
+
+    fn is_in_place(&self) -> bool {
+        true
+    }
 }
 
 impl PolicySource for Script {

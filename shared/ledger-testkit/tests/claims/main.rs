@@ -7,6 +7,7 @@ mod bad;
 mod cut_off;
 mod durable;
 mod life;
+mod lost_place;
 mod scenarios;
 mod together;
 mod trail;
@@ -212,6 +213,7 @@ impl Place {
 
     async fn write(&self, facts: &[Fact]) -> Written {
         let writer = Writer {
+            trust: None,
             sessions: None,
             poison: None,
             cold: Arc::clone(&self.cold),

@@ -281,6 +281,7 @@ async fn its_facts_are_persisted_together(p: Place) {
     p.all_new(&levels()).await;
     let facts = p.house.queue.taken();
     let writer = ledger_domain::persist::Writer {
+        trust: None,
         sessions: None,
         poison: None,
         cold: std::sync::Arc::clone(&p.cold),

@@ -154,6 +154,7 @@ impl World {
             counters: Counters::default(),
         });
         let writer = Writer {
+            trust: None,
             sessions: Some(Arc::clone(&sessions) as Arc<dyn ColdSessions>),
             poison: None,
             cold: Arc::clone(&cold) as Arc<dyn ColdLedger>,
@@ -492,6 +493,10 @@ struct Believed {
 impl HotTrust for Believed {
     fn vouches(&self) -> bool {
         *lock(&self.complete) && lock(&self.sessions.stands_until).is_none()
+    }
+
+    fn is_in_place(&self) -> bool {
+        true
     }
 }
 

@@ -121,7 +121,12 @@ async fn run(seed: u64, outages: Vec<Outage>, length: Duration) -> Outcome {
     for suffered in suffered {
         suffered.await.expect("no outage panics");
     }
-    let trouble = (!outages.is_empty()).then(|| Trouble { began_at, from, to: world.at() });
+    let trouble = (!outages.is_empty()).then(|| Trouble {
+        began_at,
+        from,
+        to: world.at(),
+        noticed_after_ms: outages.iter().map(|outage| outage.noticed_after_ms()).max().unwrap_or(i64::MAX),
+    });
     let over = world.at();
     *lock(&world.over_at) = Some(over);
     tokio::time::sleep((length / 4).max(length.saturating_sub(world.at()))).await;

@@ -7,7 +7,9 @@ use std::time::Duration;
 use ledger_domain::claim::{Act, ClaimId, TokenKeys};
 use ledger_domain::ports::{HistoryRow, HotTier};
 use ledger_domain::transition::Found;
-use ledger_domain::{DecidedBy, Disposition, NewVerdict, Record, Refusal, State, Timestamp, Undecided, Verdict};
+use ledger_domain::{
+    DecidedBy, Disposition, NewVerdict, Nonce, Record, Refusal, State, Timestamp, Undecided, Verdict, nonce_of,
+};
 use ledger_stores::redis::RedisHotTier;
 use ledger_testkit::history::{all, false_news_are_linked};
 
@@ -33,6 +35,8 @@ pub(crate) struct Trouble {
     pub(crate) began_at: Timestamp,
     pub(crate) from: Duration,
     pub(crate) to: Duration,
+    /// When every process has noticed it, if not at its end, in milliseconds since it began.
+    pub(crate) noticed_after_ms: i64,
 }
 
 impl Numbers {
@@ -81,6 +85,13 @@ impl Told {
             Some(Ok(Verdict::New(new))) => Some(new),
             Some(Ok(Verdict::Seen(_)) | Err(_)) | None => None,
         }
+    }
+
+    /// The nonce of its check.
+    fn nonce(&self) -> Option<Nonce> {
+        let mode = if self.check.claim.is_some() { "claim" } else { "plain" };
+        let of = |request_id| nonce_of(&self.check.principal, request_id, &self.check.payload, mode);
+        self.check.request_id.as_ref().map(of)
     }
 
     /// The first sighting of the registration that this caller was told to discard for.
@@ -213,7 +224,8 @@ impl World {
         }
         if let Some(trouble) = trouble {
             let millis = |length: Duration| i64::try_from(length.as_millis()).expect("minutes");
-            let limit_ms = millis(trouble.to - trouble.from) + FALSE_NEW_MS + millis(self.queue.oldest());
+            let unnoticed_ms = millis(trouble.to - trouble.from).min(trouble.noticed_after_ms);
+            let limit_ms = unnoticed_ms + FALSE_NEW_MS + millis(self.queue.oldest());
             if numbers.false_new_until_ms > limit_ms {
                 let until_ms = numbers.false_new_until_ms;
                 violations.push(format!("a false NEW {until_ms} ms after the trouble began, {limit_ms} are the limit"));
@@ -329,16 +341,15 @@ impl Of<'_> {
         self.rows.iter().filter(move |row| row.record.first_seen_at == first_seen_at)
     }
 
-    /// Whether no caller was ever answered of this registration, and one got no answer at all: its process died after the cold
-    /// ledger had decided and before the hot tier knew. Where nothing was lost, nothing fills that in.
-    fn is_nobodys(&self, registration: &Record) -> bool {
-        let is_of_it = |told: &&Told| match &told.answer {
-            Some(Ok(Verdict::New(new))) => new.first_seen_at == registration.first_seen_at,
-            Some(Ok(Verdict::Seen(seen))) => seen.first_seen_at == registration.first_seen_at,
-            Some(Err(_)) | None => false,
+    /// Whether nobody was ever told NEW of what stands in this row, for the process of whoever won it died after the cold ledger
+    /// had decided and before the hot tier knew. Where nothing was lost, nothing fills that in.
+    fn is_nobodys(&self, row: &Record) -> bool {
+        let won = |told: &&&Told| told.nonce() == Some(row.nonce);
+        let is_of_it = |new: &NewVerdict| {
+            new.first_seen_at == row.first_seen_at && new.attempt.is_none_or(|attempt| attempt == row.attempt)
         };
-        let died = |told: &&Told| told.answer.is_none();
-        self.told.iter().copied().any(|told| died(&told)) && !self.told.iter().copied().any(|told| is_of_it(&told))
+        let mut died = self.told.iter().filter(won).filter(|told| told.answer.is_none());
+        died.next().is_some() && !self.told.iter().filter(won).any(|told| told.new_verdict().is_some_and(is_of_it))
     }
 
     /// Each NEW that was said to be durable, and whatever somebody was told to discard for, is in the cold ledger.
@@ -356,12 +367,15 @@ impl Of<'_> {
     /// The second promise: of one window one caller is told NEW, and each other one has a row that says so, or took over.
     fn each_new_has_its_row(&self, violations: &mut Vec<String>) {
         let mut owners: BTreeMap<Timestamp, BTreeSet<String>> = BTreeMap::new();
+        // And whoever took over: told NEW again, it is told nothing that it does not do already.
+        let mut holders = owners.clone();
         for told in self.told {
-            let Some(new) = told.new_verdict().filter(|new| new.durable && !new.replayed && !new.taken_over) else {
-                continue;
-            };
+            let Some(new) = told.new_verdict().filter(|new| new.durable) else { continue };
             let owner = told.check.request_id.as_ref().map(ToString::to_string).unwrap_or_default();
-            owners.entry(new.first_seen_at).or_default().insert(owner);
+            if !new.replayed && !new.taken_over {
+                owners.entry(new.first_seen_at).or_default().insert(owner.clone());
+            }
+            holders.entry(new.first_seen_at).or_default().insert(owner);
         }
         for (first_seen_at, owners_then) in &owners {
             let rows = self.rows_at(*first_seen_at).count();
@@ -370,8 +384,8 @@ impl Of<'_> {
                 let key = self.key;
                 violations.push(format!("key {key} of {first_seen_at}: {rows} rows, and NEW to {owners_then:?}"));
             }
-            let earlier = owners.range(..first_seen_at).find(|(earlier, owners_before)| {
-                first_seen_at.millis_since(**earlier) < window_ms(self.key) && owners_before.is_disjoint(owners_then)
+            let earlier = holders.range(..first_seen_at).find(|(earlier, holders_before)| {
+                first_seen_at.millis_since(**earlier) < window_ms(self.key) && holders_before.is_disjoint(owners_then)
             });
             if let Some((earlier, _)) = earlier
                 && !self.rows_at(*first_seen_at).any(|row| row.false_new_of.is_some())

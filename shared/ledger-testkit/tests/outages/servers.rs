@@ -18,6 +18,11 @@ use crate::world::World;
 /// How long a primary is silent before Sentinels replace it, in milliseconds: longer than a machine with many runs on it holds
 /// up a server that is well.
 const DOWN_AFTER_MS: u64 = 1_500;
+/// A split lasts at least so long, in milliseconds: longer than the new primary takes to be complete, were it let.
+const SPLIT_MIN_MS: u64 = 6_000;
+/// When the keeper has begun to fill a new primary and every process has heard of it, in milliseconds: its run, its pause, and
+/// the age of what is believed.
+const KEEPER_NOTICES_MS: i64 = 4_000;
 /// Sentinels that could not agree try again within this time.
 const FAIL_OVER_MAX: Duration = Duration::from_secs(60);
 
@@ -110,6 +115,30 @@ impl Outage {
     pub(crate) fn goes_with(self, other: Self) -> bool {
         let is_beside = |one: Self, other: Self| one == Self::SentinelFailOver && other.part() == Part::Network;
         self.part() != other.part() && !is_beside(self, other) && !is_beside(other, self)
+    }
+
+    /// When every process has noticed what is lost, if not at its end, in milliseconds since it began.
+    pub(crate) fn noticed_after_ms(self) -> i64 {
+        match self {
+            Self::SplitBrain => KEEPER_NOTICES_MS,
+            Self::RedisKilled
+            | Self::RedisFrozen
+            | Self::RedisFull
+            | Self::RedisFlushed
+            | Self::FailOverToEmpty
+            | Self::FailOverToLagging
+            | Self::SentinelFailOver
+            | Self::Resets
+            | Self::Slow
+            | Self::BlackHoleOfOne
+            | Self::BlackHoleOfAll
+            | Self::PostgresCrashed
+            | Self::PostgresDiskFull
+            | Self::QueueRefuses
+            | Self::QueueUnsure
+            | Self::QueueDuplicates
+            | Self::ControlPlaneDown => i64::MAX,
+        }
     }
 
     /// Whether the hot tier loses nothing and decides throughout, so that no repeat is told NEW.
@@ -295,7 +324,7 @@ impl World {
                 drop(link);
                 let () = block_in_place(|| replica.command(&["REPLICAOF", "NO", "ONE"]));
                 retarget(self, replica.address(), Some(0));
-                lasts.await;
+                pause_ms(length_ms.max(SPLIT_MIN_MS)).await;
                 self.replace_redis(replica);
             }
             Outage::Resets => {

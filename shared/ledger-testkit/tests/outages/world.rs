@@ -172,6 +172,7 @@ impl World {
         let writer = Writer {
             cold: Arc::clone(&self.writing.cold),
             hot: Some(Arc::clone(&self.writing.hot)),
+            trust: Some(Arc::clone(&self.writing.watch) as _),
             sessions: Some(Arc::clone(&self.writing.sessions)),
             poison: None,
             clock: Arc::clone(&self.writing.clock) as Arc<_>,
