@@ -1,5 +1,8 @@
 //! The whole HTTP router on a loopback socket, against a bare axum handler that echoes a body of the same size.
 //!
+//! A third handler reads nothing and says nothing: it issues the bare commands and echoes. What it reaches is what Redis and its
+//! crate leave to any router.
+//!
 //! One server thread for both, as in [`super`]; the client has a thread of its own and does as little as it can: it writes
 //! requests made before and reads as far as the answer's length says.
 
@@ -15,7 +18,8 @@ use ledger_testkit::redis_server::RedisServer;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::load::{Load, POPULATION};
+use super::bare::Bare;
+use super::load::{Load, POPULATION, Side as _};
 use super::ours::{SCOPE, key_text, ledger, payload_of};
 use super::{MANY, PAIRS};
 use crate::one_thread;
@@ -26,6 +30,8 @@ use crate::timing::{Pairs, now, spread};
 const REQUESTS: usize = 4_000;
 /// The longest answer the client takes, head and body.
 const ANSWER_MAX_BYTES: usize = 16 * 1_024;
+/// What stands in an answer that is the request's own body.
+const ECHOED: &str = "payloadSha256";
 /// What svix/diom, the nearest peer in Rust, was measured at on such a machine, in requests a second.
 const DIOM_PER_SECOND: f64 = 6_300.0;
 
@@ -41,7 +47,9 @@ pub(super) fn run(server: &RedisServer, table: &mut Table) {
         let all = (0..POPULATION).map(|number| request("/v1/check", number)).collect();
         drive(address, all, "\"NEW\"").await;
         let mut next = POPULATION;
-        for (what, load, expected) in [("NEW", Load::New, "\"NEW\""), ("SEEN", Load::Seen, "\"SEEN\"")] {
+        for (what, load, expected, bare_path) in
+            [("NEW", Load::New, "\"NEW\"", "/bare/new"), ("SEEN", Load::Seen, "\"SEEN\"", "/bare/seen")]
+        {
             let mut sample = |path: &'static str, expected: &'static str| {
                 let requests = (0..REQUESTS).map(|_| {
                     next += 1;
@@ -49,22 +57,27 @@ pub(super) fn run(server: &RedisServer, table: &mut Table) {
                 });
                 drive(address, requests.collect(), expected)
             };
-            let mut pairs = Pairs::default();
+            let targets = [("/v1/check", expected), (bare_path, ECHOED), ("/echo", ECHOED)];
+            let (mut to_echo, mut bare_to_echo, mut to_bare) = (Pairs::default(), Pairs::default(), Pairs::default());
             for index in 0..=PAIRS {
-                let pair = if index % 2 == 0 {
-                    let echo = sample("/echo", "payloadSha256").await;
-                    (sample("/v1/check", expected).await, echo)
-                } else {
-                    (sample("/v1/check", expected).await, sample("/echo", "payloadSha256").await)
-                };
-                // The first pair warms up.
+                let mut rates = [0.0; 3];
+                for turn in 0..targets.len() {
+                    let at = (index + turn) % targets.len();
+                    rates[at] = sample(targets[at].0, targets[at].1).await;
+                }
+                let [ours, bare, echo] = rates;
+                // The first round warms up.
                 if index > 0 {
-                    pairs.push(pair.0, pair.1);
+                    to_echo.push(ours, echo);
+                    bare_to_echo.push(bare, echo);
+                    to_bare.push(ours, bare);
                 }
             }
-            let what = format!("HTTP router, {what}, 50 at once, to axum echo");
-            table.push_rates(what, &pairs, Mark::AtLeast(0.4), "requests");
-            let to_diom = pairs.ours().median / DIOM_PER_SECOND;
+            let row = |which: &str| format!("{which}, {what}, 50 at once");
+            table.push_rates(row("HTTP router to axum echo"), &to_echo, Mark::AtLeast(0.4), "requests");
+            table.push_rates(row("bare commands behind axum to echo"), &bare_to_echo, Mark::None, "requests");
+            table.push_rates(row("HTTP router to bare behind axum"), &to_bare, Mark::None, "requests");
+            let to_diom = to_echo.ours().median / DIOM_PER_SECOND;
             println!("  {to_diom:.1} times the 6.3 k/s that svix/diom was measured at");
         }
     });
@@ -73,7 +86,21 @@ pub(super) fn run(server: &RedisServer, table: &mut Table) {
 /// Serves the check function's routes and the echo until the process ends.
 async fn serve(url: &str, address: &std::sync::mpsc::Sender<u16>) {
     let app = App { ledger: ledger(url).await, tenants: Tenants::All, default_tenant: None, asked: Asked::default() };
-    let echo = Router::new().route("/echo", post(|body: Bytes| async move { body }));
+    let bare = Arc::new(Bare::connect(url).await);
+    bare.populate().await;
+    let by_bare = |load: Load| {
+        let bare = Arc::clone(&bare);
+        post(move |body: Bytes| async move {
+            for call in bare.calls(load, 1, 1) {
+                bare.call(call).await;
+            }
+            body
+        })
+    };
+    let echo = Router::new()
+        .route("/echo", post(|body: Bytes| async move { body }))
+        .route("/bare/new", by_bare(Load::New))
+        .route("/bare/seen", by_bare(Load::Seen));
     let caller = Caller::named("bench").expect("a principal");
     let routes = check::router(Arc::new(app)).layer(Extension(caller)).merge(echo);
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
