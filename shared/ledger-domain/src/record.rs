@@ -231,8 +231,9 @@ impl Record {
         (self.first_seen_at, self.registration_id)
     }
 
-    /// Takes over what `other`, **of the same registration**, knows better: min / max, RESOLVED before all else and then
-    /// the highest attempt (DESIGN section 6). Commutative, associative and idempotent, so duplicates and any order of
+    /// Takes over what `other`, **of the same registration**, knows better: min / max, what is never taken over before all
+    /// else (RESOLVED, then a plain caller's REGISTERED: taken over in two tiers at once, it must not be open again because the
+    /// other one's lease lapses), and then the highest attempt (DESIGN section 6). Commutative, associative and idempotent, so duplicates and any order of
     /// facts give the same record.
     pub fn merge(&mut self, other: &Self) {
         if other.rank() > self.rank() {
@@ -272,10 +273,14 @@ impl Record {
 
     /// What decides which state of one registration stands.
     #[expect(clippy::type_complexity, reason = "it is compared as a whole, once")]
-    fn rank(&self) -> (bool, u16, State, Timestamp, Nonce, Option<Timestamp>, Option<&Ended>, Option<&SourceService>) {
-        let resolved = self.state == State::Resolved;
+    fn rank(&self) -> (u8, u16, State, Timestamp, Nonce, Option<Timestamp>, Option<&Ended>, Option<&SourceService>) {
+        let finality = match self.state {
+            State::Resolved => 2,
+            State::Registered => 1,
+            State::Pending | State::InProgress | State::Failed => 0,
+        };
         (
-            resolved,
+            finality,
             self.attempt,
             self.state,
             self.won_at,

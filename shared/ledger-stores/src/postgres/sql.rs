@@ -34,13 +34,16 @@ macro_rules! all_arrays {
     };
 }
 
-/// `Record::rank` of a row. `None` is the least, as in Rust; a reason is never empty.
+/// `Record::rank` of a row. `None` is the least, as in Rust; a reason is never empty. (`dedup_register` of migration 0004 knows
+/// RESOLVED only as final. It merges into history what stands in `dedup_claim`, which this has merged before.)
 macro_rules! rank {
     ($row:literal) => {
         concat!(
             "(",
             $row,
             ".state = 'RESOLVED', ",
+            $row,
+            ".state = 'REGISTERED', ",
             $row,
             ".attempt, ",
             "array_position(ARRAY['REGISTERED', 'IN_PROGRESS', 'FAILED', 'RESOLVED'], ",

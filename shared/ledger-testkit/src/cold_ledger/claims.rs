@@ -54,6 +54,42 @@ pub async fn a_failed_or_lapsed_claim_is_taken_over_as_the_next_attempt(place: P
     assert_eq!((taken.attempt, taken.lease_ends_at), (2, Some(at.plus_seconds(20))));
 }
 
+/// A plain caller and a claim took over the same failed attempt, each in a tier of its own, and the claim has failed and been
+/// taken over since. The plain caller processes the message whatever becomes of the others: in any order of facts it stands, and
+/// nobody takes over after it.
+pub async fn a_plain_take_over_stands_before_claims_of_any_attempt(place: Place) {
+    let failed = Record { state: State::Failed, ..claimed(1, now(), 60, 10) };
+    let at = |seconds| now().plus_seconds(seconds);
+    let over = |attempt, taker: Record| Record {
+        registration_id: failed.registration_id,
+        first_seen_at: failed.first_seen_at,
+        window_ends_at: failed.window_ends_at,
+        attempt,
+        ..taker
+    };
+    let plain = over(2, registration(2, at(5), 60));
+    let claims = [over(2, claimed(3, at(6), 60, 1)), over(3, claimed(4, at(8), 60, 1))];
+    for (name, plain_at) in [("first", 0), ("in the middle", 2), ("last", 3)] {
+        let key = subject("t1:as4", name);
+        let mut facts = vec![failed.clone(), claims[0].clone(), claims[1].clone()];
+        facts.insert(plain_at, plain.clone());
+        for record in &facts {
+            place.a.persist(&[fact(&key, record)], at(9)).await.expect("persisted");
+        }
+        let stands = place.a.standing(&key).await.expect("answers").expect("a row");
+        assert_eq!((stands.state, stands.identity()), (State::Registered, plain.identity()), "{name}");
+        let later = theirs(place.b.register(&key, &claimed(5, at(30), 60, 10), REPLAY_SECONDS).await.expect("answers"));
+        assert_eq!((later.state, later.identity()), (State::Registered, plain.identity()), "{name}");
+        let rows = history(&*place.a, &key).await;
+        let [row] = rows.as_slice() else { panic!("expected one row, got {rows:?}") };
+        assert_eq!(
+            (row.record.state, row.record.identity(), row.trail.attempts().len()),
+            (State::Registered, plain.identity(), 4),
+            "{name}"
+        );
+    }
+}
+
 /// A millisecond before its end a lease still runs: a repeat, counted.
 pub async fn a_claim_whose_lease_runs_is_not_taken_over(place: Place) {
     let key = subject("t1:as4", "k");

@@ -208,6 +208,7 @@ macro_rules! cold_ledger_conformance {
             persist::writers_of_the_same_keys_do_not_stop_each_other,
             persist::random_batches_give_what_the_domain_merges,
             claims::a_failed_or_lapsed_claim_is_taken_over_as_the_next_attempt,
+            claims::a_plain_take_over_stands_before_claims_of_any_attempt,
             claims::a_claim_whose_lease_runs_is_not_taken_over,
             claims::a_take_overs_lease_ends_with_the_window_at_the_latest,
             claims::attempts_stop_at_the_greatest_number,
