@@ -366,16 +366,18 @@ impl Of<'_> {
 
     /// The second promise: of one window one caller is told NEW, and each other one has a row that says so, or took over.
     fn each_new_has_its_row(&self, violations: &mut Vec<String>) {
-        let mut owners: BTreeMap<Timestamp, BTreeSet<String>> = BTreeMap::new();
-        // And whoever took over: told NEW again, it is told nothing that it does not do already.
+        let mut owners: BTreeMap<Timestamp, BTreeSet<Nonce>> = BTreeMap::new();
+        // And whoever took over, heard of it or not: told NEW again, it is told nothing that it does not do already.
         let mut holders = owners.clone();
         for told in self.told {
-            let Some(new) = told.new_verdict().filter(|new| new.durable) else { continue };
-            let owner = told.check.request_id.as_ref().map(ToString::to_string).unwrap_or_default();
+            let Some((new, owner)) = told.new_verdict().filter(|new| new.durable).zip(told.nonce()) else { continue };
             if !new.replayed && !new.taken_over {
-                owners.entry(new.first_seen_at).or_default().insert(owner.clone());
+                owners.entry(new.first_seen_at).or_default().insert(owner);
             }
-            holders.entry(new.first_seen_at).or_default().insert(owner);
+            let holders = holders.entry(new.first_seen_at).or_default();
+            holders.insert(owner);
+            let rows = self.rows_at(new.first_seen_at);
+            holders.extend(rows.flat_map(|row| row.trail.attempts().iter().map(|attempt| attempt.nonce)));
         }
         for (first_seen_at, owners_then) in &owners {
             let rows = self.rows_at(*first_seen_at).count();
