@@ -26,7 +26,7 @@ use table::Table;
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
-const USAGE: &str = "ledger-bench hot [http]|cold|failures|start [BINARY]|checks N
+const USAGE: &str = "ledger-bench hot [http]|cold|failures|start [BINARY]|checks N|requests N
 
   hot    checks against the bare commands on Redis: rates, latency, memory, and the HTTP router on a socket
          (`hot http`: the last alone)
@@ -34,7 +34,8 @@ const USAGE: &str = "ledger-bench hot [http]|cold|failures|start [BINARY]|checks
   failures  checks while Redis is a black hole against the bare claim in PostgreSQL, and the refill of Redis against bare
          pipelined loads
   start  a release build of the check function (target/release/check, or BINARY): its size, and how soon it asks for work
-  checks N  N first checks and N repeats in memory and nothing else, for an instruction counter";
+  checks N  N first checks and N repeats in memory and nothing else, for an instruction counter
+  requests N  the same as requests to the HTTP router";
 
 /// As many threads as a function with one virtual CPU has: the rates then say what a check costs, not how many cores were
 /// free. Redis has a process of its own.
@@ -55,6 +56,10 @@ fn main() -> ExitCode {
         ["start", binary] => start::run(&mut table, binary.as_ref()),
         ["checks", count] => {
             one_thread().block_on(checks::run(count.parse().expect("a number of checks")));
+            return ExitCode::SUCCESS;
+        }
+        ["requests", count] => {
+            one_thread().block_on(checks::run_requests(count.parse().expect("a number of requests")));
             return ExitCode::SUCCESS;
         }
         _ => {

@@ -101,8 +101,7 @@ async fn serve(url: &str, address: &std::sync::mpsc::Sender<u16>) {
         .route("/echo", post(|body: Bytes| async move { body }))
         .route("/bare/new", by_bare(Load::New))
         .route("/bare/seen", by_bare(Load::Seen));
-    let caller = Caller::named("bench").expect("a principal");
-    let routes = check::router(Arc::new(app)).layer(Extension(caller)).merge(echo);
+    let routes = routes(app).merge(echo);
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
     address.send(listener.local_addr().expect("a bound listener has an address").port()).expect("somebody waits");
     axum::serve(axum::serve::ListenerExt::tap_io(listener, |stream| drop(stream.set_nodelay(true))), routes)
@@ -110,10 +109,21 @@ async fn serve(url: &str, address: &std::sync::mpsc::Sender<u16>) {
         .expect("the server serves");
 }
 
-fn request(path: &str, number: u64) -> Vec<u8> {
+/// The check function's routes, for a caller that the gateway has named.
+pub(crate) fn routes(app: App) -> Router {
+    let caller = Caller::named("bench").expect("a principal");
+    check::router(Arc::new(app)).layer(Extension(caller))
+}
+
+/// What the check of `number` is asked with.
+pub(crate) fn body_of(number: u64) -> String {
     let hash: String = payload_of(number).iter().map(|byte| format!("{byte:02x}")).collect();
     let key = key_text(number);
-    let body = format!(r#"{{"scope":"{SCOPE}","key":"{key}","payloadSha256":"{hash}"}}"#);
+    format!(r#"{{"scope":"{SCOPE}","key":"{key}","payloadSha256":"{hash}"}}"#)
+}
+
+fn request(path: &str, number: u64) -> Vec<u8> {
+    let body = body_of(number);
     let length = body.len();
     let head =
         format!("POST {path} HTTP/1.1\r\nhost: ledger\r\ncontent-type: application/json\r\ncontent-length: {length}");

@@ -19,9 +19,10 @@ use crate::one_thread;
 use crate::table::{Mark, Table};
 use crate::timing::Pairs;
 use bare::Bare;
+pub(crate) use http::{body_of, routes};
 pub(crate) use load::Load;
 use load::{Side, rate};
-pub(crate) use ours::{BuiltIn, Ours, TakesAll};
+pub(crate) use ours::{BuiltIn, Ours, TakesAll, in_memory};
 
 /// Pairs a ratio is the median of; the issue asks for 11.
 const PAIRS: usize = 31;

@@ -88,6 +88,15 @@ pub(super) async fn ledger(url: &str) -> Ledger {
     ledger_on(hot, clock)
 }
 
+/// A ledger in memory, by the system's clock, for up to `records` keys.
+pub(crate) fn in_memory(records: usize) -> Ledger {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let memory = Arc::new(MemoryHotTier::new(records, Arc::clone(&clock)));
+    // As the check function has it: what a check costs includes its breaker.
+    let hot = GuardedHotTier::new(memory, Lanes::One, BreakerSettings::default());
+    ledger_on(Arc::new(hot), clock)
+}
+
 /// A ledger on a hot tier and a clock.
 fn ledger_on(hot: Arc<dyn HotTier>, clock: Arc<dyn Clock>) -> Ledger {
     Ledger {
@@ -138,11 +147,7 @@ impl Ours {
 
     /// In memory, by the system's clock, for up to `records` keys.
     pub(crate) fn in_memory(records: usize) -> Self {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let memory = Arc::new(MemoryHotTier::new(records, Arc::clone(&clock)));
-        // As the check function has it: what a check costs includes its breaker.
-        let hot = GuardedHotTier::new(memory, Lanes::One, BreakerSettings::default());
-        Self::on(ledger_on(Arc::new(hot), clock))
+        Self::on(in_memory(records))
     }
 
     fn on(ledger: Ledger) -> Self {
