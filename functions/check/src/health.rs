@@ -17,6 +17,9 @@ use crate::App;
 /// How long a tier has to answer, in milliseconds.
 const TIER_TIMEOUT_MS: u64 = 1_000;
 
+/// What a hot tier is told that the keeper does not fill, nobody else hears.
+const NOT_IN_PLACE: &str = "its marker is not of the keeper's last pass: it may have lost its place";
+
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Health {
@@ -75,8 +78,12 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
         Ok(_) => Tier::up(),
         Err(unknown) => Tier { problems: vec![unknown.to_string()], ..Tier::down() },
     };
-    let is_complete = hot.complete == Some(true) && control_plane.cold_sessions == Some(false);
+    let is_in_place = app.ledger.trust.is_in_place();
+    let is_complete = hot.complete == Some(true) && is_in_place && control_plane.cold_sessions == Some(false);
     hot.complete = hot.complete.map(|_| is_complete);
+    if hot.is_up() && !is_in_place {
+        hot.problems.push(NOT_IN_PLACE.to_owned());
+    }
 
     let is_hot_asked = hot.is_up() && hot.breaker != Some("open");
     let mut decided_by = Vec::new();
@@ -85,7 +92,7 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
             decided_by.push(DecidedBy::Hot.as_str());
         }
         // What the cold ledger decides goes to the hot tier; where it cannot, a cold session says so.
-        if cold.is_up() && (is_hot_asked || control_plane.is_up()) {
+        if cold.is_up() && ((is_hot_asked && is_in_place) || control_plane.is_up()) {
             decided_by.push(DecidedBy::Cold.as_str());
         }
     }

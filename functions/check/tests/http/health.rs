@@ -18,7 +18,7 @@ use ledger_stores::memory::MemoryHotTier;
 use ledger_stores::sqlite::SqliteLedger;
 use ledger_testkit::clock::ManualClock;
 use ledger_testkit::faulty::{FaultRates, Faulty};
-use ledger_testkit::house::{House, ScriptedQueue, subject};
+use ledger_testkit::house::{FixedTrust, House, ScriptedQueue, subject};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tower::ServiceExt;
@@ -72,6 +72,7 @@ struct Tiers {
     queue: Arc<Faulty<ScriptedQueue>>,
     cold: Arc<Faulty<SqliteLedger>>,
     control_plane: Arc<Sessions>,
+    trust: Arc<FixedTrust>,
     clock: Arc<ManualClock>,
     _dir: TempDir,
 }
@@ -89,13 +90,14 @@ async fn start() -> Tiers {
     let settings = BreakerSettings { quick_failures: 1, ..BreakerSettings::default() };
     let guard = Arc::new(GuardedHotTier::new(Arc::clone(&hot) as _, Lanes::One, settings));
     let cold_port: Arc<dyn ColdLedger> = Arc::clone(&cold) as _;
-    let House { mut ledger, queue, .. } = House::new(Arc::clone(&guard) as _, Some(cold_port), Arc::clone(&clock) as _);
+    let house = House::new(Arc::clone(&guard) as _, Some(cold_port), Arc::clone(&clock) as _);
+    let House { mut ledger, queue, trust, .. } = house;
     let queue = Arc::new(Faulty::new(queue, 3, FaultRates::NONE));
     ledger.queue = Arc::clone(&queue) as Arc<dyn EventQueue>;
     let control_plane = Arc::new(Sessions::default());
     let asked = Asked { guard: Some(guard), control_plane: Some(Arc::clone(&control_plane) as _) };
     let app = Arc::new(App { ledger, tenants: Tenants::All, default_tenant: None, asked });
-    Tiers { app, hot, queue, cold, control_plane, clock, _dir: dir }
+    Tiers { app, hot, queue, cold, control_plane, trust, clock, _dir: dir }
 }
 
 impl Tiers {
@@ -176,6 +178,22 @@ async fn while_the_breaker_is_open_the_hot_tier_decides_nothing_though_it_answer
     let (status, body) = tiers.health().await;
     assert_eq!((status, &body["tiers"]["hot"]["breaker"], &body["decidedBy"]), (200, &json!("open"), &json!(["cold"])));
     assert_eq!(body["tiers"]["hot"]["state"], "up");
+}
+
+#[tokio::test]
+async fn a_hot_tier_that_is_not_in_place_decides_nothing_and_the_cold_ledger_needs_a_session() {
+    let tiers = start().await;
+    tiers.trust.set_in_place(false);
+    for (control_plane_is_down, status, decided_by) in [(false, 200, &["cold"][..]), (true, 503, &[])] {
+        tiers.control_plane.down.store(control_plane_is_down, Ordering::SeqCst);
+        let (told, body) = tiers.health().await;
+        assert_eq!(
+            (told, &body["decidedBy"], &body["tiers"]["hot"]["complete"]),
+            (status, &json!(decided_by), &json!(false))
+        );
+        let problem = body["tiers"]["hot"]["problems"][0].as_str().expect("text");
+        assert!(problem.contains("lost its place"), "{problem}");
+    }
 }
 
 #[tokio::test]
