@@ -27,7 +27,8 @@ pub fn false_news_are_linked(rows: &[HistoryRow]) -> Vec<String> {
         let earliest = rows.iter().find(|row| Some(row.record.registration_id) == least);
         let excused = later.false_new_of.is_some() || earliest.is_some_and(|earliest| were_one_check(earliest, later));
         if later.false_new_of != least && !(taken_over && excused) {
-            violations.push(format!("linked to {:?} instead of {least:?}: {later:?}", later.false_new_of));
+            violations
+                .push(format!("linked to {:?} instead of {least:?}: {later:?} among {rows:?}", later.false_new_of));
         }
         if later.record.state == State::Pending {
             violations.push(format!("history holds what is not confirmed: {later:?}"));
@@ -36,9 +37,14 @@ pub fn false_news_are_linked(rows: &[HistoryRow]) -> Vec<String> {
     violations
 }
 
-/// Whether the same check began both registrations, whoever took them over since.
-fn were_one_check(one: &HistoryRow, other: &HistoryRow) -> bool {
-    let first = |row: &HistoryRow| row.trail.attempts().iter().filter(|a| a.attempt == 1).map(|a| a.nonce).collect();
-    let (one, other): (Vec<Nonce>, Vec<Nonce>) = (first(one), first(other));
-    one.iter().any(|nonce| other.contains(nonce))
+/// Whether the check that began the later registration had begun or taken over the earlier one, whoever took them over since.
+fn were_one_check(earlier: &HistoryRow, later: &HistoryRow) -> bool {
+    let nonces = |row: &HistoryRow, attempts_max: u16| -> Vec<Nonce> {
+        let attempts = row.trail.attempts().iter().map(|attempt| (attempt.attempt, attempt.nonce));
+        // A plain registration leaves no trail.
+        let all = attempts.chain([(row.record.attempt, row.record.nonce)]);
+        all.filter(|(attempt, _)| *attempt <= attempts_max).map(|(_, nonce)| nonce).collect()
+    };
+    let held = nonces(earlier, u16::MAX);
+    nonces(later, 1).iter().any(|nonce| held.contains(nonce))
 }
