@@ -121,14 +121,7 @@ mod tests {
         let ledger = Arc::new(SqliteLedger::open(&folder.path().join("ledger.sqlite")).await.expect("opens"));
         let cold = Arc::new(Faulty::new(ledger, 1, FaultRates::DOWN));
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let writer = Writer {
-            cold: Arc::clone(&cold) as _,
-            hot: None,
-            trust: None,
-            clock: Arc::clone(&clock),
-            sessions: None,
-            poison: None,
-        };
+        let writer = Writer::of(Arc::clone(&cold) as _, Arc::clone(&clock));
         let app = Arc::new(App { writer, queue: None, cold: Arc::clone(&cold) as _, clock });
         let consumer = Arc::new(Endless::default());
         let (stop, stopped) = watch::channel(false);

@@ -1,8 +1,9 @@
 //! The cold-writer function on Lambda.
 //!
 //! Variables: `DATABASE_URL` must be set. With `REDIS_URL` hot records are healed after each commit, and with `POLICY_TABLE`
-//! everybody is told where that failed, or where that Redis is not the one that the others ask; with `SQS_QUEUE_URL` and `SQS_DLQ_URL` it is noted when all facts are drained, and with
-//! `SQS_PARKED_URL` besides, messages that are no facts are parked there.
+//! everybody is told where that failed, or where that Redis is not the one that the others ask; with `SQS_QUEUE_URL` and
+//! `SQS_DLQ_URL` it is noted when all facts are drained, and with `SQS_PARKED_URL` besides, messages that are no facts are parked
+//! there.
 
 use std::sync::Arc;
 

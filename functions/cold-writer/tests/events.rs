@@ -33,14 +33,7 @@ fn start(url: &str, now: Timestamp) -> Test {
     let config = PostgresConfig { operation_timeout_ms: 60_000, ..PostgresConfig::default() };
     let cold = Arc::new(PostgresLedger::connect_lazy(url, &config).expect("a URL"));
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(now));
-    let writer = Writer {
-        cold: Arc::clone(&cold) as _,
-        hot: None,
-        trust: None,
-        clock: Arc::clone(&clock),
-        sessions: None,
-        poison: None,
-    };
+    let writer = Writer::of(Arc::clone(&cold) as _, Arc::clone(&clock));
     let app = App { writer, queue: None, cold: Arc::clone(&cold) as _, clock };
     Test { app, cold }
 }

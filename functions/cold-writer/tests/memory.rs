@@ -31,14 +31,7 @@ async fn ten_thousand_facts_at_once_are_written_in_bounded_memory() {
     let url = PostgresServer::shared().database().await;
     let cold = Arc::new(PostgresLedger::connect_lazy(&url, &config).expect("a URL"));
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(now()));
-    let writer = Writer {
-        cold: Arc::clone(&cold) as _,
-        hot: None,
-        trust: None,
-        clock: Arc::clone(&clock),
-        sessions: None,
-        poison: None,
-    };
+    let writer = Writer::of(Arc::clone(&cold) as _, Arc::clone(&clock));
     let app = App { writer, queue: None, cold: Arc::clone(&cold) as _, clock };
     // Keys as long as they come, about 1.5 KB a message.
     let key = |n: u64| format!("{n}-{}", "k".repeat(1_000));

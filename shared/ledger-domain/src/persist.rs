@@ -97,6 +97,12 @@ const PARK_BATCH: usize = 10;
 const HEAL: &str = "heal the hot tier";
 
 impl Writer {
+    /// One that persists and does nothing else.
+    #[must_use]
+    pub fn of(cold: Arc<dyn ColdLedger>, clock: Arc<dyn Clock>) -> Self {
+        Self { cold, hot: None, trust: None, sessions: None, poison: None, clock }
+    }
+
     /// Persists message bodies, in any number; memory grows with their size and no more.
     pub async fn write<S: AsRef<str> + Sync>(&self, bodies: &[S]) -> Written {
         let mut written = Written::default();

@@ -7,7 +7,7 @@
 //!              ── window over ──> replace ──> make durable ...           repeat ──> count ──> SEEN
 //!              ── failed, lease over ──> take over ──> make durable ...  marked ──> make durable, clear ──> count
 //!              ── another's PENDING ──> wait, once, up to 500 ms         unreadable ──> the cold ledger counts it
-//! anywhere: the hot tier fails, or is not the one that all others ask ──> peek ──> settle in the cold ledger, under a cold session
+//! anywhere: the hot tier fails, or is not in place ──> peek ──> settle in the cold ledger, under a cold session
 //! not complete: a hit on a claim ──> settle in the cold ledger, and tell the hot tier
 //! ```
 //! A batch goes through each step together, so a step is one round trip for all its items; what was won is durable and

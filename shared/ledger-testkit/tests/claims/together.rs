@@ -280,14 +280,8 @@ async fn told_record(p: &Place, check: &Check) -> ledger_domain::Record {
 async fn its_facts_are_persisted_together(p: Place) {
     p.all_new(&levels()).await;
     let facts = p.house.queue.taken();
-    let writer = ledger_domain::persist::Writer {
-        trust: None,
-        sessions: None,
-        poison: None,
-        cold: std::sync::Arc::clone(&p.cold),
-        hot: None,
-        clock: std::sync::Arc::clone(&p.clock) as _,
-    };
+    let writer =
+        ledger_domain::persist::Writer::of(std::sync::Arc::clone(&p.cold), std::sync::Arc::clone(&p.clock) as _);
     // One of them is refused: none is written, and the message fails as one.
     let mut refused = facts.clone();
     refused[1].record.window_ends_at = refused[1].record.first_seen_at.plus_seconds(367 * 86_400);

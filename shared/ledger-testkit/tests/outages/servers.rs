@@ -119,26 +119,7 @@ impl Outage {
 
     /// When every process has noticed what is lost, if not at its end, in milliseconds since it began.
     pub(crate) fn noticed_after_ms(self) -> i64 {
-        match self {
-            Self::SplitBrain => KEEPER_NOTICES_MS,
-            Self::RedisKilled
-            | Self::RedisFrozen
-            | Self::RedisFull
-            | Self::RedisFlushed
-            | Self::FailOverToEmpty
-            | Self::FailOverToLagging
-            | Self::SentinelFailOver
-            | Self::Resets
-            | Self::Slow
-            | Self::BlackHoleOfOne
-            | Self::BlackHoleOfAll
-            | Self::PostgresCrashed
-            | Self::PostgresDiskFull
-            | Self::QueueRefuses
-            | Self::QueueUnsure
-            | Self::QueueDuplicates
-            | Self::ControlPlaneDown => i64::MAX,
-        }
+        if self == Self::SplitBrain { KEEPER_NOTICES_MS } else { i64::MAX }
     }
 
     /// Whether the hot tier loses nothing and decides throughout, so that no repeat is told NEW.
